@@ -13,7 +13,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -24,8 +24,10 @@ from server.cli.serve import open_datasets
 from server.datasets.warmup import WarmUp
 from server.rpc.activity import Activity
 from server.rpc.admission import AdmissionControl, StreamLimits, parse_message
+from server.rpc.frame_producer import MadeFrame
 from server.rpc.service import TokenFeed
 from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import from_message
 
 THREADS = 16
 OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1))
@@ -57,13 +59,17 @@ async def serve(feed: TokenFeed, port: int, inline: bool) -> None:
     pool = ThreadPoolExecutor(THREADS)
     loop = asyncio.get_running_loop()
 
+    def opened(message: bytes) -> Iterator[MadeFrame]:
+        """Return the frames of a call."""
+        return feed._open(*from_message(parse_message(pb.GetBatchRequest, message))).frames("")
+
     async def in_threads(message: bytes, _: object) -> AsyncIterator[bytes]:
-        frames = feed._open(parse_message(pb.GetBatchRequest, message)).frames("")
+        frames = opened(message)
         while (frame := await loop.run_in_executor(pool, next, frames, None)) is not None:
             yield frame.message
 
     async def in_loop(message: bytes, _: object) -> AsyncIterator[bytes]:
-        for frame in feed._open(parse_message(pb.GetBatchRequest, message)).frames(""):
+        for frame in opened(message):
             yield frame.message
 
     server = grpc.aio.server(options=OPTIONS)

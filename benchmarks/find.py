@@ -116,7 +116,7 @@ def ask_all(channel: grpc.Channel, files: int, tokens: int, rounds: int) -> None
         ),
         "Locate, 4096 rows": lambda: (
             "Locate",
-            pb.LocateRequest(rows=stream("shuffled-1", draw(2**60), batch_size=4096)),
+            pb.LocateRequest(rows=batch("shuffled-1", draw(2**60), batch_size=4096)),
         ),
         "Coverage, half an epoch": lambda: coverage((files * tokens // T) // 2),
         "Coverage, 10^5 samples": lambda: coverage(10**5),
@@ -144,19 +144,16 @@ def ask_all(channel: grpc.Channel, files: int, tokens: int, rounds: int) -> None
         print(f"{name}: {text}")
 
 
-def stream(
-    order: str, first_sample: int, end_sample: int | None = None, batch_size: int = 1
-) -> feed_pb.GetBatchRequest:
-    """A request of one batch, or of all samples up to an end."""
-    batches = 1 if end_sample is None else None
+def stream(order: str) -> feed_pb.Stream:
+    """The stream over the only dataset."""
+    source = feed_pb.Source(order=order, seed=1337)
+    return feed_pb.Stream(sources=[source], stage=feed_pb.Stage(context_length=T))
+
+
+def batch(order: str, first_sample: int, batch_size: int) -> feed_pb.GetBatchRequest:
+    """A request of one batch."""
     return feed_pb.GetBatchRequest(
-        batch_size=batch_size,
-        context_length=T,
-        seed=1337,
-        order=order,
-        first_sample=first_sample,
-        end_sample=end_sample,
-        num_batches=batches,
+        batch_size=batch_size, stream=stream(order), first_sample=first_sample, num_batches=1
     )
 
 
@@ -168,14 +165,16 @@ def find(
     range: pb.FileRange | None = None,
 ) -> tuple[str, pb.FindRequest]:
     """The first page of a search."""
-    asked = pb.FindRequest(stream=stream(order, 0, end_sample), document=document, range=range)
+    asked = pb.FindRequest(
+        stream=stream(order), end_sample=end_sample, document=document, range=range
+    )
     return "Find", asked
 
 
 def coverage(samples: int) -> tuple[str, Message]:
     """The first page of what samples hold."""
     spans = [pb.SampleSpan(first_sample=0, end_sample=samples)]
-    return "Coverage", pb.CoverageRequest(stream=stream("shuffled-1", 0), samples=spans)
+    return "Coverage", pb.CoverageRequest(stream=stream("shuffled-1"), samples=spans)
 
 
 _ANSWERS: dict[str, Callable[[bytes], Message]] = {

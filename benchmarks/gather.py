@@ -20,12 +20,10 @@ from server.storage.local.copying import FileCopier
 from server.storage.local.mapped_store import MapStore
 from server.storage.local.pread_store import PreadStore
 from server.storage.store import TokenStore
-from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.wire.draft import drafts
-from tokenfeed.wire.frame import Stream
+from tokenfeed.wire.frame import Frames
 
 TOKENS = 200_000_000
 ROWS = 256
@@ -67,11 +65,10 @@ def gathers(path: Path) -> dict[str, Gather]:
     windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
     direct = MapStore("train", [str(path)], FormatOptions())
     by_file = MapStore("train", [str(path)], FormatOptions())
-    by_file._copier = FileCopier()
+    by_file.copier = FileCopier()
     by_pread = PreadStore("train", [str(path)], FormatOptions())
     shard = np.zeros(ROWS, dtype=np.int64)
-    spec = StreamSpec.of_dataset("", orders.latest("random"), 0, ROW_TOKENS - 1)
-    stream = Stream(spec, Position(0, ROWS), bytes(32), {})
+    frames = Frames(ROW_TOKENS, Position(0, ROWS), bytes(32), {})
     descriptor = os.open(path, os.O_RDONLY)
     block = np.empty((ROWS, ROW_TOKENS), dtype=np.uint16)
     flat = memoryview(block.reshape(-1).view(np.uint8))
@@ -82,7 +79,7 @@ def gathers(path: Path) -> dict[str, Gather]:
         """Return the way of a store: into a message, as the server does."""
 
         def gather(offsets: np.ndarray) -> bytes:
-            (message,) = drafts(stream, 0, ROWS, store.dtype)
+            (message,) = drafts(frames, 0, ROWS, store.dtype)
             store.gather(Spans.of_windows(ROW_TOKENS, shard, offsets), message.tokens)
             return message.sealed()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from benchmarks.serving import ROOT, folder_on_disk, served
 from client.batches.arrays import NumpyBatches
 from client.feed.history import Run, history_of
 from client.feed.mixture.recipe import Mixture
-from client.feed.saved.state import read_state, write_state
+from client.feed.state import plain_stream, read_state, write_state
 
 T = 2048
 ROWS_A_STEP = 1024
@@ -74,18 +75,18 @@ def write_run(folder: Path, address: str, steps: int) -> Path:
     """Write the state of a run, and return its path."""
     mixture = Mixture(stages=STAGES, order="shuffled", seed=7)
     with NumpyBatches(address, 1, T, mixture=mixture) as feed:
-        _, parts = read_state(feed.state_dict())
+        state = read_state(feed.state_dict())
     runs: list[Run] = []
     sample = step = 0
     for share, batch_size, skipped in ((0.01, 4, 0), (0.89, 16, 0), (0.1, 16, 12_345_678)):
         count = int(share * steps)
         sample += skipped
-        runs.append(
-            Run(step, sample, sample + count * batch_size * RANKS, batch_size, RANKS, parts)
-        )
+        runs.append(Run(step, sample, sample + count * batch_size * RANKS, batch_size, RANKS))
         step, sample = runs[-1].end_batch, runs[-1].end_sample
     path = folder / "state.json"
-    path.write_text(json.dumps(write_state(sample, parts, history_of(runs))))
+    pickled = pickle.dumps(plain_stream(state.stream))
+    written = write_state(sample, pickled, history_of(runs), state.planes)
+    path.write_text(json.dumps(written))
     return path
 
 

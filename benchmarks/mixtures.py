@@ -25,7 +25,8 @@ from benchmarks.report import print_load, print_table
 from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH, write_corpus
 from client import Mixture, RemoteBatches
 from tokenfeed.stream.position import Position
-from tokenfeed.wire.request import Expected, Hints, StreamRequest, to_message
+from tokenfeed.stream.stage import Corpus
+from tokenfeed.wire.request import Expected, Hints, Request, to_message
 
 TOKENS = 1 << 28
 TARGETS = {"3 sources": 0.95, "100 sources": 0.90}
@@ -121,9 +122,10 @@ def far_mixture(names: list[str]) -> Mixture:
 def request_bytes() -> int:
     """Return the size of the request of a batch at sample 10^14."""
     names = [f"a-dataset-of-{index:03}" for index in range(100)]
-    spec = far_mixture(names).schedule(CONTEXT_LENGTH, "shuffled-1", 1337).spec()
-    part = StreamRequest(spec, Position(FAR_SAMPLE, BATCH_SIZE), 16).part(0, 512)
-    expected = Expected(bytes(32), 2, (bytes(32),) * 100)
+    stream = far_mixture(names).definition(CONTEXT_LENGTH, "shuffled-1", 1337).stream
+    stream = stream.known({number: Corpus(bytes(32)) for number in stream.numbers})
+    part = Request(stream, Position(FAR_SAMPLE, BATCH_SIZE), num_batches=16).part(0, 512)
+    expected = Expected(bytes(32), (bytes(32),) * 100)
     return len(to_message(part, expected, Hints("run-17 rank 3")).SerializeToString()) + 34
 
 

@@ -25,9 +25,9 @@ from client.transport import channel as client_channel
 from client.transport.timeouts import Timeouts
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 
 BATCH_SIZE = 8
 CONTEXT_LENGTH = 1024
@@ -92,8 +92,9 @@ def client_batches(address: str, number: int) -> Iterator[None]:
         option = ("grpc.use_local_subchannel_pool", 1)
         if option not in client_channel._OPTIONS:
             client_channel._OPTIONS = (*client_channel._OPTIONS, option)
-    spec = StreamSpec.of_dataset("", orders.find("random-1"), number, CONTEXT_LENGTH)
-    request = StreamRequest(spec, Position(0, BATCH_SIZE))
+    order = orders.find("random-1")
+    asked = Stream.of_dataset("", order, number, CONTEXT_LENGTH)
+    request = Request(asked, Position(0, BATCH_SIZE))
     remote = DatasetClient(address, request, timeouts=Timeouts(reconnect_seconds=60.0))
     received = RowStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     received.start()

@@ -16,8 +16,9 @@ from benchmarks.report import print_table
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowPieces
 from tokenfeed.sampling.plan import Shape, plan
-from tokenfeed.stream.spec import Mixture, Source, StreamSpec
-from tokenfeed.stream.stages import AskedStage, scheduled
+from tokenfeed.stream.schedule import first_stage
+from tokenfeed.stream.stage import Source
+from tokenfeed.stream.stream import Stream
 
 ROUNDS = 5
 CALLS = 100
@@ -29,16 +30,16 @@ def main() -> None:
     """Print a table for one file, one for a thousand, and one for mixtures."""
     for files in FILE_COUNTS:
         shape = Shape(np.full(files, 10**12 // files, dtype=np.int64))
-        specs = {
-            name: StreamSpec.of_dataset("", order, 1337, 2048)
+        streams = {
+            name: Stream.of_dataset("", order, 1337, 2048)
             for name, order in orders.OF_WINDOWS.items()
         }
         figures: dict[str, list[float]] = {}
         for _ in range(ROUNDS):
-            for name, spec in specs.items():
+            for name, stream in streams.items():
                 for rows in (32, 256, 4096):
                     figures.setdefault(f"{name}, {rows} rows", []).append(
-                        nanoseconds(spec, shape, rows)
+                        nanoseconds(stream, shape, rows)
                     )
             philox = figures.setdefault("numpy Philox, a run of 32 rows", [])
             philox.append(philox_nanoseconds(32))
@@ -66,17 +67,17 @@ def mixtures() -> dict[str, list[float]]:
     figures: dict[str, list[float]] = {}
     for count in SOURCE_COUNTS:
         for packed in (0, 1, count):
-            spec, shapes = mixture(count, packed)
+            stream, shapes = mixture(count, packed)
             for rows in (160, 4096):
                 samples = np.arange(rows, dtype=np.int64) * 8
                 figures[f"{count} sources, {packed} packed, {rows} rows"] = [
-                    _median_seconds(lambda: plan(spec, shapes, samples), 20) * 1e9 / rows  # noqa: B023
+                    _median_seconds(lambda: plan(stream, shapes, samples), 20) * 1e9 / rows  # noqa: B023
                     for _ in range(ROUNDS)
                 ]
     return figures
 
 
-def mixture(count: int, packed: int) -> tuple[StreamSpec, list[Shape]]:
+def mixture(count: int, packed: int) -> tuple[Stream, list[Shape]]:
     """Return a mixture of sources of equal weight, and their shapes.  packed: over documents."""
     names = ["packed-1"] * packed + ["shuffled-1"] * (count - packed)
     sources = tuple(
@@ -85,14 +86,14 @@ def mixture(count: int, packed: int) -> tuple[StreamSpec, list[Shape]]:
     shapes = [Shape(np.array([10**10 + number], dtype=np.int64)) for number in range(count)]
     for shape in shapes:
         shape.document_rows = lambda key: EqualRows()
-    stages = scheduled([AskedStage(0, (1,) * count)], count)
-    return StreamSpec(2048, sources, Mixture(1337, stages)), shapes
+    stage = first_stage(2048, dict.fromkeys(range(count), 1))
+    return Stream(1337, sources, (stage,)), shapes
 
 
-def nanoseconds(spec: StreamSpec, shape: Shape, rows: int) -> float:
+def nanoseconds(stream: Stream, shape: Shape, rows: int) -> float:
     """Return the median time per row if this many are planned at once, on rank 0 of 8."""
     samples = np.arange(rows, dtype=np.int64) * 8
-    return _median_seconds(lambda: plan(spec, [shape], samples)) * 1e9 / rows
+    return _median_seconds(lambda: plan(stream, [shape], samples)) * 1e9 / rows
 
 
 def philox_nanoseconds(rows: int) -> float:

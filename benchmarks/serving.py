@@ -192,7 +192,8 @@ def million_tokens_per_second(
 def stream(dataset: str = "", *, batch_size: int = 32, context_length: int = 2048, seed: int = 1,
            order: str = "random-1") -> pb.GetBatchRequest:  # fmt: skip
     """Return a request for an endless stream."""
+    source = pb.Source(dataset=dataset, order=order, seed=seed)
+    stage = pb.Stage(context_length=context_length)
     return pb.GetBatchRequest(
-        dataset=dataset, batch_size=batch_size, context_length=context_length, seed=seed,
-        order=order,
-    )  # fmt: skip
+        batch_size=batch_size, stream=pb.Stream(sources=[source], stage=stage)
+    )

@@ -127,5 +127,5 @@ class TorchEpoch(Epoch[torch.Tensor, RichBatch], IterableDataset[Batch]):
 
         Raises: InvalidRequest for a loader that would turn these batches into others.
         """
-        require_own_batches(self._world_size, is_restored=self._cursor.restored)
+        require_own_batches(self._world_size, is_restored=self._cursor().restored)
         return super().__iter__()

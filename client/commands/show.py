@@ -12,8 +12,8 @@ from tokenfeed.commands.decoding import decoder
 from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.stream.stream import Stream
+from tokenfeed.wire.request import Request
 from tokenfeed.wire.row_block import RowBlock
 
 from ..feed.mixture.recipe import long_argument
@@ -38,15 +38,15 @@ def run_show(arguments: argparse.Namespace) -> None:
     targets in brackets, and how much padding.
     """
     in_words = _in_words(arguments.tokenizer)
-    spec = StreamSpec.of_dataset(
+    stream = Stream.of_dataset(
         text("dataset", arguments.dataset),
         orders.latest(arguments.order),
         arguments.seed,
         arguments.context_length,
-        long_documents=long_argument(arguments.order, arguments.long),
+        long_argument(arguments.order, arguments.long),
     )
-    request = StreamRequest(
-        spec,
+    request = Request(
+        stream,
         first_position(0, arguments.start_sample, Position(0, arguments.batch_size)),
         num_batches=1,
     )

@@ -6,7 +6,6 @@ import logging
 from copy import copy
 from typing import NamedTuple
 
-from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import Position
 
 from .history import HISTORY_RUNS_MAX, History
@@ -18,8 +17,7 @@ class OpenRun(NamedTuple):
     """The run in progress.
 
     first_sample: where it began; it ends at the current position.  batches: delivered by this feed
-    before it.  earlier: the history before it, including that of a loaded state.  spec: its
-    stream; None if no run is in progress.
+    before it.  earlier: the history before it, including that of a loaded state.
 
     A batch that continues the run only changes the next sample.
     """
@@ -27,7 +25,6 @@ class OpenRun(NamedTuple):
     first_sample: int
     batches: int
     earlier: History
-    spec: StreamParts | None = None
 
 
 class Cursor:
@@ -65,10 +62,10 @@ class Cursor:
     def at(self, snapshot: tuple[int, OpenRun]) -> tuple[int, int, History]:
         """Return the same of an earlier value of `current`."""
         sample, run = snapshot
-        if run.spec is None:
+        if sample == run.first_sample:
             return sample, run.batches, run.earlier
         batches = run.batches + (sample - run.first_sample) // self._stride
-        return sample, batches, self._extended(run.earlier, run.first_sample, sample, run.spec)
+        return sample, batches, self._extended(run.earlier, run.first_sample, sample)
 
     def before(self, sample: int) -> tuple[int, OpenRun]:
         """Return the value of `current` of a feed whose next sample is this one."""
@@ -104,23 +101,21 @@ class Cursor:
         _, batches, before = self.now
         self.current = sample, OpenRun(sample, batches, before if history is None else history)
 
-    def after(
-        self, first_sample: int, end_sample: int, next_sample: int, spec: StreamParts
-    ) -> tuple[int, OpenRun]:
+    def after(self, first_sample: int, end_sample: int, next_sample: int) -> tuple[int, OpenRun]:
         """Return the value of `current` behind a batch.
 
         first_sample, end_sample: of its rows on all ranks, without padding.  next_sample: the
-        position of the feed after it.  spec: its stream.
+        position of the feed after it.
         """
         sample, run = self.current
         # A run ends with a partial batch.
         whole = end_sample == next_sample == first_sample + self._stride
-        if not (whole and spec is run.spec and sample == first_sample):
+        if not (whole and sample == first_sample and sample != run.first_sample):
             _, batches, before = self.now
-            after = self._extended(before, first_sample, end_sample, spec)
+            after = self._extended(before, first_sample, end_sample)
             _log_first_drop(before, after)
             run = (
-                OpenRun(first_sample, batches, before, spec)
+                OpenRun(first_sample, batches, before)
                 if whole
                 else OpenRun(next_sample, batches + 1, after)
             )
@@ -140,13 +135,9 @@ class Cursor:
             self.generation += 1
         self.current = after
 
-    def _extended(
-        self, before: History, first_sample: int, end_sample: int, spec: StreamParts
-    ) -> History:
+    def _extended(self, before: History, first_sample: int, end_sample: int) -> History:
         position = self._position
-        return before.extended(
-            first_sample, end_sample, position.batch_size, position.world_size, spec
-        )
+        return before.extended(first_sample, end_sample, position.batch_size, position.world_size)
 
 
 def _log_first_drop(before: History, now: History) -> None:

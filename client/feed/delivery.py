@@ -10,26 +10,23 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import Generic, TypeVar
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.planes import LOSS_MASK
-from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.spec import StreamSpec
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 from tokenfeed.wire.row_block import RowBlock
 
 from ..device.host_transfer import Pair, Transfer
 from ..device.numpy_batch import HostPart, Note
 from ..device.target_mask import TargetWatch
 from ..runtime.counters import Counters
+from .batch_reader import BatchReader
 from .cursor import Cursor, OpenRun
+from .feed_stream import FeedStream
 from .history import History
-from .streamed.batch_reader import BatchReader
-from .streamed.dataset import StreamedDataset, note_of
-from .streamed.feed_stream import FeedStream
+from .source import Datasets, note_of
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
@@ -75,13 +72,14 @@ class Delivery(ABC, Generic[Array, Rich]):
         """Return what sees the rows of each batch: it notes the host part if that is wanted, and
         warns of rows without a target; None if neither is needed.
         """
-        note = note_of(self._dataset, self._spec) if self._is_rich else None
+        note = note_of(self._datasets, self._stream.rest) if self._is_rich else None
         if LOSS_MASK not in self._masks:
             return note
         watch = self._target_watch  # alone: the reader ends with the last reference to it
 
         def watched(parts: Sequence[RowBlock]) -> HostPart | None:
-            watch.see(parts)
+            if parts[0].planes:
+                watch.see(parts)
             return note(parts) if note is not None else None
 
         return watched
@@ -89,19 +87,15 @@ class Delivery(ABC, Generic[Array, Rich]):
     @property
     def _shape(self) -> tuple[int, int]:
         """Of x and y: (batch_size, context_length)."""
-        return self._request.position.batch_size, self._spec.context_length
+        return self._request.position.batch_size, self._stream.stream.context_length
 
     @property
-    def _request(self) -> StreamRequest:
+    def _request(self) -> Request:
         return self._stream.request
 
     @property
-    def _spec(self) -> StreamSpec:
-        return self._stream.request.spec
-
-    @property
-    def _dataset(self) -> StreamedDataset:
-        return self._stream.dataset
+    def _datasets(self) -> Datasets:
+        return self._stream.datasets
 
     @property
     def _cursor(self) -> Cursor:
@@ -115,7 +109,7 @@ class Delivery(ABC, Generic[Array, Rich]):
             if found is None:
                 return None
             batch, _, after = found
-            self._cursor.commit(after)
+            self._stream.cursor.commit(after)
             return batch
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
@@ -155,17 +149,20 @@ class Delivery(ABC, Generic[Array, Rich]):
         end.
         """
         # Another thread or a signal handler may close this feed meanwhile, or move it.
-        generation = self._cursor.generation
-        reader, sample = self._reader, self._cursor.sample
-        if reader is None or reader.sample != sample:
+        stream = self._stream
+        cursor = stream.cursor
+        generation = cursor.generation
+        reader, (sample, _) = self._reader, cursor.current
+        is_current = reader is not None and reader.request.stream is stream.rest
+        if reader is None or reader.sample != sample or not is_current:
             self._drop_reader()
-            if self._dataset.closed:
+            if self._datasets.closed:
                 return None
             try:
                 end_sample = min(self._end_sample, self._stream.end_sample())
                 batches_left = max(0, end_sample - sample) // self._request.position.stride
             except TokenfeedError:
-                if self._dataset.closed:  # meanwhile
+                if self._datasets.closed:  # meanwhile
                     return None
                 raise
             if batches_left == 0:
@@ -177,11 +174,11 @@ class Delivery(ABC, Generic[Array, Rich]):
             # For example a Ctrl-C: rows that were not delivered are requested again.
             self._drop_reader()
             raise
-        if self._cursor.generation != generation:
+        if stream is not self._stream or cursor.generation != generation:
             return self._read(out)
         if batch is None:
             return None
-        return batch, reader, self._cursor.after(sample, reader.sample, reader.sample, reader.spec)
+        return batch, reader, cursor.after(sample, reader.sample, reader.sample)
 
     def _enriched(
         self,
@@ -212,7 +209,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         if not self._is_rich:
             self._is_rich = True
             self._drop_reader()
-            self._dataset.read_documents()
+            self._datasets.read_documents()
 
     def _open(self, sample: int, num_batches: int) -> BatchReader[Array]:
         """Start to read batches from a sample on."""
@@ -220,14 +217,12 @@ class Delivery(ABC, Generic[Array, Rich]):
             raise InvalidRequest(
                 "num_workers", "has to be 0: a feed prefetches by itself, without workers"
             )
-        self._dataset.require_own_process()
-        position = replace(self._request.position, first_sample=sample)
-        num_batches = min(num_batches, position.batches_left, SAMPLE_END - 1)
-        request = replace(self._request, position=position, num_batches=num_batches)
-        rows = self._dataset.open_rows(
+        self._datasets.require_own_process()
+        request = self._stream.request_at(sample, num_batches)
+        rows = self._datasets.open_rows(
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
-        reader = BatchReader(self._dataset, request, rows, self._transfer())
+        reader = BatchReader(self._datasets, request, rows, self._transfer())
         # Weak: a reader that is not needed any more ends with its last reference.
         self._latest = weakref.ref(reader)
         return reader
@@ -236,15 +231,13 @@ class Delivery(ABC, Generic[Array, Rich]):
         """Read another stream from now on."""
         if stream is self._stream:
             return
-        # First: an interrupt behind it must not leave rows of the stream before.
-        self._drop_reader()
+        # First: a reader that ends without a batch then is one of another stream.
         before, self._stream = self._stream, stream
-        if before.dataset is not stream.dataset:
-            if before.dataset.closed:  # meanwhile, by another thread
-                stream.dataset.close()
-            before.dataset.close()
-        if before.cursor is stream.cursor:
-            stream.rename_runs(before)
+        self._drop_reader()
+        if before.datasets is not stream.datasets:
+            if before.datasets.closed:  # meanwhile, by another thread
+                stream.datasets.close()
+            before.datasets.close()
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None

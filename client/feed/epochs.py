@@ -9,11 +9,12 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.stream.position import SAMPLE_END, Position
+from tokenfeed.stream.stage import Stage
 
 from ..device.host_transfer import Pair
 from ..device.numpy_batch import IGNORED_TARGET
+from .batch_reader import BatchReader
 from .cursor import Cursor, OpenRun
-from .streamed.batch_reader import BatchReader
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -33,18 +34,20 @@ class EpochPlan:
     """The samples of an epoch's batches. Pure arithmetic.
 
     windows: per epoch, at least 0.  position: only its batch size and ranks are used.  epoch: at
-    least 0.
+    least 0.  stage: of its samples.
     """
 
     windows: int
     position: Position
     epoch: int
     tail: Tail
+    stage: Stage
 
     @property
     def first_sample(self) -> int:
-        """The epoch's first sample."""
-        return self.epoch * self.windows
+        """The epoch's first sample; before the stage if it began under another one."""
+        ((_, _, base),) = self.stage.active
+        return self.epoch * self.windows - base + self.stage.first_sample
 
     @property
     def end_sample(self) -> int:
@@ -75,7 +78,9 @@ class EpochPlan:
         return min(max(0, self.end_sample - first_row_sample), batch_size)
 
 
-def planned_epoch(windows: int, position: Position, epoch: int, tail: Tail) -> EpochPlan:
+def planned_epoch(
+    windows: int, position: Position, epoch: int, tail: Tail, stage: Stage
+) -> EpochPlan:
     """Plan the batches of an epoch; the arguments are those of EpochPlan.  Raises:
     SamplesExhausted.
     """
@@ -86,7 +91,7 @@ def planned_epoch(windows: int, position: Position, epoch: int, tail: Tail) -> E
             f"{epoch} is not in [0, {last}]: an epoch has {windows} samples, and samples have to "
             "stay below 2^63",
         )
-    return EpochPlan(windows, position, epoch, tail)
+    return EpochPlan(windows, position, epoch, tail, stage)
 
 
 class Epoch(Generic[Array, Rich]):
@@ -98,7 +103,7 @@ class Epoch(Generic[Array, Rich]):
 
     def __init__(
         self,
-        cursor: Cursor,
+        cursor: Callable[[], Cursor],
         make_plan: Callable[[], EpochPlan],
         open_reader: Callable[[int, int], BatchReader[Array]],
         carry_more: Callable[[], None],
@@ -111,11 +116,12 @@ class Epoch(Generic[Array, Rich]):
     ) -> None:
         """Remember what to read; does no I/O.
 
-        cursor: of the feed.  make_plan: asks the server for the number of windows.  open_reader:
-        starts to read, given a first sample and a number of batches.  carry_more: to be called
-        before rich batches are read.  enriched: makes one of a batch.  is_current: whether a reader
-        reads what the feed reads now: `redact` has not changed that meanwhile.  state, load:
-        `state_dict` and `load_state_dict` of the feed.  world_size: ranks that share the epoch.
+        cursor: returns that of the feed.  make_plan: asks the server for the number of windows.
+        open_reader: starts to read, given a first sample and a number of batches.  carry_more: to
+        be called before rich batches are read.  enriched: makes one of a batch.  is_current:
+        whether a reader reads what the feed reads now: `redact` has not changed that meanwhile.
+        state, load: `state_dict` and `load_state_dict` of the feed.  world_size: ranks that share
+        the epoch.
         """
         self._cursor = cursor
         self._make_plan = make_plan
@@ -154,11 +160,17 @@ class Epoch(Generic[Array, Rich]):
         return self._items(self._enriched)
 
     def _items(self, item: Enrich[Array, Item]) -> Iterator[Item]:
-        plan, cursor = self._make_plan(), self._cursor
+        plan, cursor = self._make_plan(), self._cursor()
         if cursor.repositioned and cursor.sample >= plan.end_sample:
             message = "epoch begins again epoch=%d: the feed was at sample %d, behind it"
             _LOG.warning(message, plan.epoch, cursor.sample)
         begin = cursor.seek_epoch(plan.first_sample, plan.end_sample)
+        if begin < plan.stage.first_sample:
+            raise InvalidRequest(
+                "epoch",
+                f"{plan.epoch} began before sample {plan.stage.first_sample}, from which on this "
+                "feed reads another stream; read a later one",
+            )
         batch_count = plan.batch_count(begin)
         if dropped := plan.dropped_count(begin):
             # A loop that gets no batch at all would end without a word.
@@ -172,7 +184,7 @@ class Epoch(Generic[Array, Rich]):
         reader = self._open_reader(begin, batch_count)
         try:
             for index in range(batch_count):
-                if cursor.generation != generation:
+                if cursor is not self._cursor() or cursor.generation != generation:
                     raise InvalidRequest(
                         "epoch",
                         f"{plan.epoch} was still being read when skip, load_state_dict, next or "
@@ -194,7 +206,6 @@ class Epoch(Generic[Array, Rich]):
                     first_sample,
                     plan.batch_end_sample(first_sample),
                     plan.end_sample if is_last else reader.sample,
-                    reader.spec,
                 )
                 delivered = item(batch, reader, before, after)
                 cursor.commit(after, of_epoch=True)

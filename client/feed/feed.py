@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
@@ -20,12 +19,12 @@ from ..runtime import arguments
 from ..transport.addresses import Targets
 from .delivery import Delivery
 from .epochs import TAILS, Tail, planned_epoch
-from .history import as_dicts
+from .feed_stream import asked_stream
+from .named import named_runs
 from .options import FeedOptions
+from .resume import Change, resumed
+from .state import read_state
 from .stats import FeedPosition, FeedStats, stats_of
-from .streamed.asked import asked_stream
-from .streamed.changes import Changed, change_together
-from .streamed.loading import loaded
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -57,27 +56,17 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         arguments of BatchAttributes and Epoch.  The other arguments, and Raises: as for
         RemoteBatches.
         """
-        asked = asked_stream(batch_size, context_length, options)
-        self._definition = asked.schedule
-        self._agreement = asked.agreement(target)
-        open_dataset = partial(
-            open_target,
-            target,
-            timeouts=options["timeouts"],
-            credentials=options["credentials"],
-            client_name=arguments.name_of_client(options["client_name"], asked.ranks.rank),
-            planes=asked.planes,
+        stream, planes, self._agreement = asked_stream(
+            target, batch_size, context_length, options, open_target
         )
-        source = open_dataset(
-            asked.request,
-            fingerprint=arguments.hash_digits("fingerprint", options["fingerprint"]),
-            agreement=self._agreement,
-        )
-        source.end_with(self)
+        stream.datasets.end_with(self)
+        count = stream.request.num_batches
         super().__init__(
-            asked.stream(source, open_dataset),
-            masks=asked.planes.masking,
-            end_sample=asked.end_sample,
+            stream,
+            masks=planes.masking,
+            end_sample=(
+                SAMPLE_END if count is None else stream.request.position.batch_first_sample(count)
+            ),
             prefetch_bytes=options["prefetch_bytes"],
             rich_batch=rich_batch,
         )
@@ -144,10 +133,10 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         does not call this in time; as for iterating, if new sources cannot be read.
         """
         stream = self._stream
-        if stream.schedule is None:
+        if not stream.definition.is_mixture:
             raise InvalidRequest("mixture", "is missing; only the weights of a mixture can change")
         changed, begin = self._change(
-            "mixture", lambda: stream.changed(weights, at_sample, self), at_sample
+            "mixture", lambda: stream.reweighted(weights, at_sample, self), at_sample
         )
         if changed is not stream:
             _LOG.info("mixture changes sample=%d weights=%s", begin, dict(weights))
@@ -182,14 +171,14 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._dataset.closed
+        return self._datasets.closed
 
     def close(self) -> None:
         """End threads and connection. May be called twice. Iterating then stops at once."""
         closed = None
         # A change of the mixture in another thread may bring another dataset meanwhile.
-        while self._dataset is not closed:
-            closed = self._dataset
+        while self._datasets is not closed:
+            closed = self._datasets
             closed.close()
         self._reader = None
 
@@ -199,10 +188,10 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     def __repr__(self) -> str:
         """Show the shape, order and ranks, and the sample that comes next."""
-        spec, position = self._spec, self._request.position
+        stream, position = self._stream, self._request.position
         return (
-            f"<{type(self).__name__} {position.batch_size} x {spec.context_length} "
-            f"{spec.order_name}, rank {position.rank} of {position.world_size}, "
+            f"<{type(self).__name__} {position.batch_size} x {stream.stream.context_length} "
+            f"{stream.order_name}, rank {position.rank} of {position.world_size}, "
             f"at sample {self._cursor.sample}>"
         )
 
@@ -251,18 +240,18 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state;
         as for iterating, if the corpora are not known yet, or new sources cannot be read.
         """
-        found = loaded(
-            self._stream,
-            self._definition,
-            state,
-            allow,
-            agreement=self._agreement,
-            loads=self._loads,
-            owner=self,
-        )
+        before = self._stream
+        found = resumed(before, read_state(state), allow, self)
+        if self._agreement is not None:
+            try:
+                sample = found.stream.cursor.sample
+                self._agreement.require_same_state(
+                    next(self._loads), sample, found.stream.compared()
+                )
+            except BaseException:
+                found.stream.close_unless(before)
+                raise
         self._install(found.stream)
-        if found.moves_to is not None:
-            self._seek(*found.moves_to)
         for message in found.messages:
             _LOG.warning("%s", message)
 
@@ -271,15 +260,18 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         batches, oldest first, as plain values.
 
         Each run has "first_batch" (the number of batches before it), "first_sample" and
-        "end_sample", "batch_size" and "world_size", and its stream: "order", "seed",
-        "context_length", "fingerprint", of a mixture "sources" and "stages", and "redactions" if it
-        has any.
+        "end_sample", "batch_size" and "world_size", and "stages": those of the stream that it has
+        samples of, each with its "first_sample", "context_length" and "sources". A source has
+        "source" (its number), "dataset", "order", "seed", "fingerprint", "weight" and "base"; over
+        documents also "long_documents" and "pieces". The run has "redactions" too if some are in
+        force in it.
         Batch k of a run has the world_size * batch_size samples of all ranks from first_sample + k
         * world_size * batch_size on. Rows of its last batch from end_sample on were padding.
         The history begins with the first batch of a loaded state, or of this feed. If first_batch
         of the first run is above 0, there were more than 1,000 runs and the oldest were dropped.
         """
-        return as_dicts(self._cursor.now[2])
+        history = self._stream.told(self._cursor.now[2])
+        return named_runs(self._stream.known(), history) if history.runs else []
 
     @property
     def position(self) -> FeedPosition:
@@ -289,14 +281,14 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     @property
     def token_count(self) -> int:
         """Tokens of all files of the dataset together."""
-        return sum(each.token_count for each in self._dataset.await_described())
+        return sum(each.token_count for each in self._datasets.await_described())
 
     @property
     def batches_per_epoch(self) -> int:
         """Whole batches per rank and epoch.  Raises: InvalidRequest if the order has no epochs."""
         self._stream.require_epochs()
         windows = self._stream.require_windows()
-        return planned_epoch(windows, self._request.position, 0, "drop").batch_count(0)
+        return windows // self._request.position.stride
 
     def stats(self) -> FeedStats:
         """Return the statistics of the feed so far. Any thread may call this; it does no I/O."""
@@ -304,10 +296,10 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         sample, batches, history = stream.cursor.now
         return stats_of(
             self._counters,
-            None if reader is None or stream.dataset.closed else reader.rows,
+            None if reader is None or stream.datasets.closed else reader.rows,
             stream.request.position.batch_size,
             batches=batches,
-            tokens=batches * stream.request.position.batch_size * stream.spec.context_length,
+            tokens=batches * stream.request.position.batch_size * stream.stream.context_length,
             samples=sample,
             epoch=stream.position_of(sample).epoch if batches else None,
             sources=stream.source_stats(history, has_read=batches > 0),
@@ -337,16 +329,20 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             )
         arguments.one_of("tail", tail, TAILS)
         return self._epoch(
-            self._cursor,
+            lambda: self._cursor,
             lambda: planned_epoch(
-                self._stream.require_windows(), self._request.position, epoch, tail
+                self._stream.require_windows(),
+                self._request.position,
+                epoch,
+                tail,
+                self._stream.stage,
             ),
             self._open,
             self._carry_more,
             lambda batch, reader, before, after: self._enriched(
                 batch, reader, self._stream, before, after
             ),
-            lambda reader: reader.request.spec is self._spec,
+            lambda reader: reader.request.stream is self._stream.rest,
             state=self.state_dict,
             load=self.load_state_dict,
             world_size=self._request.position.world_size,
@@ -354,13 +350,34 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     # --- internals: how a batch arrives is in delivery.py ---
 
-    def _change(self, name: str, change: Callable[[], Changed], at_sample: int | None) -> Changed:
-        """Change the stream on all ranks.  The arguments, and Raises: as for `change_together`."""
-        return change_together(
-            lambda: self._stream,
-            change,
-            name=name,
-            at_sample=at_sample,
-            agreement=self._agreement,
-            install=self._install,
-        )
+    def _change(self, name: str, change: Callable[[], Change], at_sample: int | None) -> Change:
+        """Change the stream, and wait until all ranks of a process group have done the same.
+
+        name: of what is changed.  change: returns the changed stream, or the same.  at_sample: as a
+        user passed it; required with several ranks.
+        Raises: InvalidRequest; what change raises; like RankAgreement.await_all_ranks.
+        """
+        agreement, before = self._agreement, self._stream
+        try:
+            if at_sample is None and self._request.position.world_size > 1:
+                raise InvalidRequest("at_sample", "is required with several ranks")
+            changed, begin = change()
+            compared = "" if agreement is None else changed.compared()
+        except BaseException as error:
+            if agreement is not None:
+                agreement.refuse(str(error) or repr(error))
+            raise
+        if agreement is None:
+            self._install(changed)
+            return changed, begin
+        try:
+            agreement.await_all_ranks(
+                name,
+                compared,
+                agreed=lambda: self._install(changed),
+                is_over=lambda: before.datasets.closed,
+            )
+        except BaseException:
+            changed.close_unless(self._stream)  # which may be the changed one
+            raise
+        return changed, begin

@@ -2,7 +2,8 @@
 
 After a skip, or a change of the batch size or of the number of ranks, one sample index cannot tell
 what a model has seen. A history can: all batches of all ranks, in order. It is short, because
-consecutive batches are one run.
+consecutive batches are one run; and it has integers only, because a sample finds its stage in the
+stream.
 
 Immutable, so a reference to it stays consistent. The run in progress is added only on request
 (cursor.py): a batch that continues it costs nothing here.
@@ -10,10 +11,7 @@ Immutable, so a reference to it stays consistent. The run in progress is added o
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any, NamedTuple
-
-from tokenfeed.stream.parts import StreamParts
+from typing import NamedTuple
 
 # 47 bytes per run as JSON, 93 at most, so below 100 KB in all. `state_dict` then takes 0.25 ms, and
 # a batch that begins a run 9 microseconds. Training in one loop has a few runs, in stages some
@@ -29,7 +27,7 @@ class Run(NamedTuple):
     first_batch: number of batches before this run, in [0, 2^63).  first_sample: of row 0 of rank 0
     in its first batch, in [0, 2^63).  end_sample: in (first_sample, 2^63]; it may lie within the
     last batch, whose rows from there on were padding.  batch_size: rows per rank and batch.
-    world_size: number of ranks; the run has the rows of all of them.  spec: its stream.
+    world_size: number of ranks; the run has the rows of all of them.
     """
 
     first_batch: int
@@ -37,7 +35,6 @@ class Run(NamedTuple):
     end_sample: int
     batch_size: int
     world_size: int
-    spec: StreamParts
 
     @property
     def end_batch(self) -> int:
@@ -67,65 +64,50 @@ class History(NamedTuple):
         oldest = self.earlier[0] if self.earlier else self.last
         return 0 if oldest is None else oldest.first_batch
 
+    @property
+    def end_sample(self) -> int:
+        """The sample behind all that were delivered; 0 if none were."""
+        return max((run.end_sample for run in self.runs), default=0)
+
     def extended(
-        self,
-        first_sample: int,
-        end_sample: int,
-        batch_size: int,
-        world_size: int,
-        spec: StreamParts,
+        self, first_sample: int, end_sample: int, batch_size: int, world_size: int
     ) -> History:
         """Return the history plus one or more consecutive batches; arguments as of a Run."""
         last = self.last
         if last is None:
-            return History((), Run(0, first_sample, end_sample, batch_size, world_size, spec))
-        first_batch, begin, end, rows, ranks, of = last
+            return History((), Run(0, first_sample, end_sample, batch_size, world_size))
+        first_batch, begin, end, rows, ranks = last
         # A run ends with a partial batch: else the start of the next batch would be unknown.
         if (
             end == first_sample
             and rows == batch_size
             and ranks == world_size
-            and (of is spec or of == spec)
             and (end - begin) % (rows * ranks) == 0
         ):
-            return History(self.earlier, Run(first_batch, begin, end_sample, rows, ranks, spec))
+            return History(self.earlier, Run(first_batch, begin, end_sample, rows, ranks))
         return History(
             (*self.earlier, last)[1 - HISTORY_RUNS_MAX :],
-            Run(last.end_batch, first_sample, end_sample, batch_size, world_size, spec),
+            Run(last.end_batch, first_sample, end_sample, batch_size, world_size),
         )
 
-    def continued_by(self, spec: StreamParts, *, before: StreamParts, sample: int) -> History:
-        """Return the history of a stream that is the same as another one up to a sample: so it does
-        not depend on when a rank has changed its mixture.
+    def since(self, first_sample: int) -> History:
+        """Return the newest part of the history that has no sample before this one: of what was
+        before, the stages are not known any more. A run is cut at its first whole batch from there
+        on.
         """
-        runs = (
-            run._replace(spec=spec) if run.spec == before and run.end_sample <= sample else run
-            for run in self.runs
-        )
-        return history_of(list(runs))
+        kept: list[Run] = []
+        for run in reversed(self.runs):
+            stride = run.batch_size * run.world_size
+            left_out = -(-max(0, first_sample - run.first_sample) // stride)
+            begin = run.first_sample + left_out * stride
+            if begin < run.end_sample:
+                first_batch = run.first_batch + left_out
+                kept.append(run._replace(first_batch=first_batch, first_sample=begin))
+            if left_out:
+                break
+        return history_of(kept[::-1])
 
 
 def history_of(runs: list[Run]) -> History:
     """Return the history of runs, oldest first; of too many, it keeps the newest."""
     return History(tuple(runs[-HISTORY_RUNS_MAX:-1]), runs[-1]) if runs else History()
-
-
-def as_dicts(history: History) -> list[dict[str, Any]]:
-    """Return the runs as dicts of plain values, each with the parts of its stream."""
-    dicts = []
-    for run in history.runs:
-        values = run._asdict()
-        spec = asdict(values.pop("spec"))
-        if not spec["redactions"]:
-            del spec["redactions"]
-        else:
-            spec["redactions"] = [redaction._asdict() for redaction in run.spec.redactions]
-        if not spec["pieces"]:
-            del spec["long_documents"], spec["pieces"]
-        if not spec["stages"]:
-            del spec["sources"], spec["stages"]
-        else:
-            spec["sources"] = [source._asdict() for source in run.spec.sources]
-            spec["stages"] = [stage._asdict() for stage in run.spec.stages]
-        dicts.append(values | spec)
-    return dicts

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+from tokenfeed.sampling.mixture import counts_at
+from tokenfeed.stream.stream import Stream
+
 from ..device.row_source import RowSource
 from ..runtime.counters import WAIT_BOUNDS_SECONDS, Counters
+from .history import History
 
 
 class FeedPosition(NamedTuple):
@@ -125,3 +129,30 @@ def stats_of(
         server=counters.server,
         reconnect_reasons=dict(counters.reconnect_reasons),
     )
+
+
+def source_stats(
+    stream: Stream, history: History, rows: Mapping[int, int]
+) -> dict[str, SourceStats]:
+    """Return what the batches of a history have of each dataset, by its name.
+
+    rows: of sources in an epoch, by their numbers; of others, no epochs are counted.
+    """
+    found: dict[str, SourceStats] = {}
+    for run in history.runs:
+        first = run.first_sample
+        while first < run.end_sample:
+            place = stream.place_of(first)
+            stage, stage_end = stream.stages[place], stream.end_of(place)
+            end = run.end_sample if stage_end is None else min(run.end_sample, stage_end)
+            before, after = (counts_at(stage, stream.seed, sample) for sample in (first, end))
+            for number, count in after.items():
+                name, samples = stream.sources[number].dataset, count - before[number]
+                known = found.get(name, SourceStats(0, 0, 0.0))
+                epochs = None
+                if rows.get(number) and known.epochs is not None:
+                    epochs = known.epochs + samples / rows[number]
+                tokens = known.tokens + samples * stage.context_length
+                found[name] = SourceStats(known.samples + samples, tokens, epochs)
+            first = end
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 
 from ..stream.dataset_client import Agreement
 from ..stream.row_stream import StreamClient
@@ -18,7 +18,7 @@ from .target import is_local_target
 
 def open_target(
     target: Targets,
-    request: StreamRequest,
+    request: Request,
     *,
     timeouts: Timeouts,
     credentials: Credentials | None = None,
@@ -59,7 +59,7 @@ def open_target(
 
 
 def open_to_look(
-    target: Targets, request: StreamRequest, wait_seconds: float, *, loss_mask: bool = False
+    target: Targets, request: Request, wait_seconds: float, *, loss_mask: bool = False
 ) -> StreamClient | LocalFiles:
     """Return the dataset of a target for a command, which trains nothing.
 

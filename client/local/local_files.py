@@ -13,10 +13,9 @@ from typing import Protocol
 
 from tokenfeed._aliases import require_package
 from tokenfeed.errors import InvalidRequest, StreamMismatch
-from tokenfeed.stream.redactions import Redactions
-from tokenfeed.stream.spec import Source
+from tokenfeed.stream.stage import Redactions, Source
 from tokenfeed.v1 import provenance_pb2 as provenance_pb
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 
 from ..runtime.awaited_task import AwaitedTask
 from ..runtime.counters import Counters
@@ -25,7 +24,7 @@ from ..runtime.supervisor import Task
 from ..stream.dataset_client import Agreement
 from ..stream.usable import (
     Datasets,
-    compared,
+    corpora_of,
     counted_rows,
     document_warnings,
     require_lists,
@@ -65,7 +64,7 @@ class Opened(Protocol):
     def look_at_lists(self) -> None:
         """Look at the files of the lists of redactions at once."""
 
-    def blocks(self, request: StreamRequest) -> Blocks:
+    def blocks(self, request: Request) -> Blocks:
         """Return the rows of a request.  Raises: InvalidRequest if no file is long enough."""
 
     @property
@@ -84,7 +83,7 @@ class LocalFiles(Supervised):
     def __init__(
         self,
         targets: Targets,
-        request: StreamRequest,
+        request: Request,
         *,
         reconnect_seconds: float,
         fingerprint: bytes | None = None,
@@ -101,12 +100,12 @@ class LocalFiles(Supervised):
         """
         super().__init__()
         self._target = parse_local_target(targets)
-        self._spec = request.spec
-        self._context_length = request.spec.context_length
+        self._stream = request.stream
+        self._context_length = request.stream.context_length
         self._reconnect_seconds = reconnect_seconds
         self._fingerprint = fingerprint
         self._agreement = agreement
-        self.planes = planes.of_pieces(request.spec)
+        self.planes = planes.of_pieces(request.stream)
         self._opened: Opened | None = None
         self._described: Datasets | None = None
         self._open_lock = threading.Lock()
@@ -140,8 +139,8 @@ class LocalFiles(Supervised):
         """
         opened = self._await_opened()
         opened.look_at_lists()
-        spec = replace(self._spec, redactions=redactions)
-        require_lists("target", spec, opened.described(self._context_length, spec.sources))
+        stream = replace(self._stream, redactions=redactions)
+        require_lists("target", stream, opened.described(self._context_length, stream.sources))
 
     def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
         """Return kind and fingerprint of the wanted planes of each source; waits like
@@ -158,11 +157,11 @@ class LocalFiles(Supervised):
         """
         described = self.await_described()
         if context_length is not None:
-            described = self._await_opened().described(context_length, self._spec.sources)
+            described = self._await_opened().described(context_length, self._stream.sources)
         return counted_rows(described[place], order)
 
     def open_rows(
-        self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
+        self, request: Request, *, prefetch_bytes: int, counters: Counters
     ) -> RowsAhead | RowsOnDemand:
         """Return the rows of a stream, which reads nothing before `start`; prefetch_bytes of 0
         means without a thread.
@@ -170,7 +169,7 @@ class LocalFiles(Supervised):
         blocks = PatientBlocks(partial(self._open_blocks, request), self._reconnect_seconds)
         if prefetch_bytes == 0:
             return RowsOnDemand(self, blocks, counters)
-        ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.spec.row_tokens)
+        ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.stream.row_tokens)
         return RowsAhead(self, blocks, counters, max(ahead_rows, 2 * request.position.batch_size))
 
     def abandon(self, task: Task) -> None:
@@ -178,7 +177,7 @@ class LocalFiles(Supervised):
         if not self.closed:
             _LOG.warning("a read has not ended yet, and its rows are not needed any more")
 
-    def _open_blocks(self, request: StreamRequest, is_over: Callable[[], bool]) -> Blocks:
+    def _open_blocks(self, request: Request, is_over: Callable[[], bool]) -> Blocks:
         """Return the rows of a request; opens the files first.  Raises: like
         `_await_opened`.
         """
@@ -200,7 +199,7 @@ class LocalFiles(Supervised):
                 opened = self._open_files()
                 try:
                     self._described = self._accepted(
-                        opened.described(self._context_length, self._spec.sources)
+                        opened.described(self._context_length, self._stream.sources)
                     )
                 except BaseException:
                     opened.close()
@@ -221,7 +220,7 @@ class LocalFiles(Supervised):
         # The only import of the server's packages, and only where they are needed.
         from tokenfeed.server.datasets.open_local import open_local
 
-        names = [source.dataset for source in self._spec.sources]
+        names = [source.dataset for source in self._stream.sources]
         return open_local(self._target.words, names, self._target.options, lambda: self.closed)
 
     def _accepted(self, described: Datasets) -> Datasets:
@@ -233,15 +232,13 @@ class LocalFiles(Supervised):
         if required is not None and found != required:
             problem = f"these files are another corpus: {found.hex()}, not {required.hex()}"
             raise StreamMismatch("fingerprint", problem)
-        require_windows(self._spec, described)
-        require_lists("target", self._spec, described)
+        require_windows(self._stream, described)
+        require_lists("target", self._stream, described)
         self.planes.require_documents(described)
         if self._agreement is not None:
-            # By the name that was asked for: that of a file says nothing, as in shard-{rank}.bin.
-            name = "" if self._spec.mixture else self._spec.source.dataset
-            own = compared(self._spec, described, self.planes, name=name, required=required)
-            self._agreement.require_same(*own)
-        for problem in document_warnings(self._spec, described, self.planes):
+            known = self._stream.known(corpora_of(self._stream, described))
+            self._agreement(known, self.planes.compared(described))
+        for problem in document_warnings(self._stream, described, self.planes):
             _LOG.warning("%s", problem)
         return described
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tokenfeed.stream.position import Position
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as request_pb
-from tokenfeed.wire.request import from_message
+from tokenfeed.wire.request import Request, parsed_stream
 
 from .local_files import LocalAnswers, LocalFiles
 from .target import parse_local_target
@@ -24,7 +25,7 @@ class LocalProvenance:
 
     def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
         """Return where rows come from.  Raises: TokenfeedError."""
-        return self._answers(request.rows).locate(request)
+        return self._answers(request.rows.stream).locate(request)
 
     def find(self, request: pb.FindRequest) -> pb.FindResponse:
         """Return which rows hold some tokens.  Raises: TokenfeedError."""
@@ -40,15 +41,15 @@ class LocalProvenance:
             files.close()
         self._opened.clear()
 
-    def _answers(self, message: request_pb.GetBatchRequest) -> LocalAnswers:
-        """Return what answers for the datasets of a request."""
-        plain = request_pb.GetBatchRequest()
+    def _answers(self, message: request_pb.Stream) -> LocalAnswers:
+        """Return what answers for the datasets of a stream."""
+        plain = request_pb.Stream()
         plain.CopyFrom(message)
         del plain.redactions[:]
-        plain.expected_identity, plain.identity_version = b"", 0
-        request, _ = from_message(plain)
-        names = tuple(source.dataset for source in request.spec.sources)
+        stream, _ = parsed_stream(plain)
+        names = tuple(source.dataset for source in stream.sources)
         if names not in self._opened:
+            request = Request(stream, Position(stream.stage.first_sample, 1))
             self._opened[names] = LocalFiles(
                 self._target, request, reconnect_seconds=QUESTION_SECONDS
             )

@@ -22,15 +22,15 @@ from tokenfeed.errors import (
 )
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
-from tokenfeed.v1 import tokenfeed_pb2 as request_pb
-from tokenfeed.wire.request import Expected, StreamRequest, to_message
+from tokenfeed.wire.request import Expected, Request, stream_message, to_message
 
 from ..local.provenance import QUESTION_SECONDS, LocalProvenance
 from ..local.target import is_local_target
 from ..transport.credentials import with_environment
 from ..transport.one_server import OneServer
+from .runs import Segment
 
 SPANS_MAX = 2048
 """Ranges of samples in a CoverageRequest: at most 48 KiB, and servers take 64 KiB by default."""
@@ -139,41 +139,27 @@ def _explained(error: TokenfeedError, target: str) -> TokenfeedError:
     return error
 
 
-def stream_message(
-    spec: StreamSpec, expected: Expected, first_sample: int, end_sample: int
-) -> request_pb.GetBatchRequest:
-    """Return the request for the samples [first_sample, end_sample) of all ranks, one after the
-    other.
-    """
-    return to_message(stream_request(spec, first_sample, end_sample), expected)
-
-
-def stream_request(spec: StreamSpec, first_sample: int, end_sample: int) -> StreamRequest:
-    """Return the request for the samples [first_sample, end_sample) in batches of one row."""
-    return StreamRequest(
-        spec,
-        Position(first_sample, 1),
-        num_batches=end_sample - first_sample,
-        end_sample=end_sample,
+def request_of(segment: Segment) -> Request:
+    """Return the request for the samples of a segment of all ranks, in batches of one row."""
+    return Request(
+        segment.stream,
+        Position(segment.first_sample, 1),
         declined_planes=(LOSS_MASK,),
+        num_batches=segment.end_sample - segment.first_sample,
+        end_sample=segment.end_sample,
     )
 
 
-def located(
-    provenance: Provenance,
-    spec: StreamSpec,
-    expected: Expected,
-    first_sample: int,
-    end_sample: int,
-) -> Iterator[pb.LocateResponse]:
-    """Yield where the samples [first_sample, end_sample) come from, in order, in pages.
+def located(provenance: Provenance, segment: Segment) -> Iterator[pb.LocateResponse]:
+    """Yield where the samples of a segment come from, in order, in pages.
 
-    spec: of one dataset, or of one stage of a mixture, with the redactions in force.
     Raises: TokenfeedError; BadFrame if the answer has other rows.
     """
-    while first_sample < end_sample:
-        message = stream_message(spec, expected, first_sample, end_sample)
-        page = provenance.locate(pb.LocateRequest(rows=message))
+    expected = Expected(segment.stream.identity(segment.first_sample))
+    first_sample = segment.first_sample
+    while first_sample < segment.end_sample:
+        rest = request_of(segment._replace(first_sample=first_sample))
+        page = provenance.locate(pb.LocateRequest(rows=to_message(rest, expected)))
         found = [row.sample for row in page.rows]
         if not found or found != list(range(first_sample, first_sample + len(found))):
             raise BadFrame("Locate", f"the answer is not of the rows from {first_sample} on")
@@ -181,8 +167,22 @@ def located(
         first_sample += len(found)
 
 
-def found(provenance: Provenance, request: pb.FindRequest) -> Iterator[pb.FindResponse]:
-    """Yield which rows hold some tokens, in pages.  Raises: TokenfeedError."""
+def found(
+    provenance: Provenance, segment: Segment, source: int, what: pb.FindRequest
+) -> Iterator[pb.FindResponse]:
+    """Yield which rows of a segment hold some tokens, in pages.
+
+    source: the number of the source that is looked through.  what: the tokens; its other fields are
+    not used.
+    Raises: TokenfeedError.
+    """
+    request = pb.FindRequest()
+    request.CopyFrom(what)
+    request.stream.CopyFrom(stream_message(segment.stream))
+    request.first_sample, request.end_sample = segment.first_sample, segment.end_sample
+    request.expected_identity = segment.stream.identity(segment.first_sample)
+    request.source = source
+    request.first_candidate = 0
     while True:
         page = provenance.find(request)
         yield page
@@ -194,19 +194,20 @@ def found(provenance: Provenance, request: pb.FindRequest) -> Iterator[pb.FindRe
 
 
 def covered(
-    provenance: Provenance, spec: StreamSpec, expected: Expected, samples: Ranges
+    provenance: Provenance, stream: Stream, samples: Ranges
 ) -> Iterator[pb.CoverageResponse]:
     """Yield which tokens samples hold, in pages.
 
-    spec: of one dataset.  samples: int64[n, 2], of one epoch; ascending, they neither overlap nor
-    touch. More than SPANS_MAX of them are asked for one part after the other.
+    stream: over one dataset, without redactions.  samples: int64[n, 2], of one epoch; ascending,
+    they neither overlap nor touch. More than SPANS_MAX of them are asked for one part after the
+    other.
     Raises: TokenfeedError; BadFrame if the answer is made of another number of rows.
     """
     for begin in range(0, len(samples), SPANS_MAX):
         part = samples[begin : begin + SPANS_MAX]
-        first_sample, end_sample = int(part[0, 0]), int(part[-1, 1])
         request = pb.CoverageRequest(
-            stream=stream_message(spec, expected, first_sample, end_sample),
+            stream=stream_message(stream),
+            expected_identity=stream.identity(0),
             samples=[
                 pb.SampleSpan(first_sample=first, end_sample=end) for first, end in part.tolist()
             ],

@@ -7,22 +7,22 @@ run, and no tensor is read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidRequest, listed
 
-from ..feed.saved.state import PARTS, read_history, read_state
+from ..feed.state import State, read_state
 from .files import distributed_folder, json_file, safetensors_file, torch_file
 from .files.opened import Found, Keys, opened, problem_of
 
-SHAPE = frozenset(("version", "sample", *PARTS))
-"""The keys that every state has. The others depend on its version, and `read_state` requires them.
-"""
+_KEYS = ("version", "sample", "stream", "history", "planes")
+_KEYS_BEFORE = ("version", "sample", "order", "seed", "context_length", "fingerprint")
+_SHAPES = (frozenset(_KEYS), frozenset(_KEYS_BEFORE))
+"""The keys of states: of this release, and of versions 1 to 5, which it refuses."""
 _SUFFIXES = (".json", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors")
 """Of files in a folder that may have a state, as Accelerate, Lightning and Transformers name
 them."""
@@ -30,18 +30,17 @@ _FILES_MAX = 1000
 _DEPTH_MAX = 100
 _CONTAINERS_MAX = 1_000_000
 _STATES_MAX = 1000
-_NOT_FOUND = f"no dict with {', '.join(('version', 'sample', *PARTS))}"
+_NOT_FOUND = f"no dict with {', '.join(_KEYS)}"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundState:
-    """A state of a feed, as `read_state` accepts it.
+class FoundState(NamedTuple):
+    """A state of a feed.
 
     where: its dotted path within the checkpoint, printable; "" for the whole of it.
     """
 
     where: str
-    state: dict[str, Any]
+    state: State
 
 
 def read_states(path: str | Path) -> list[FoundState]:
@@ -50,7 +49,7 @@ def read_states(path: str | Path) -> list[FoundState]:
     path: a file of JSON, torch.save or safetensors; or a folder with such files, or of
     torch.distributed.checkpoint, or both. Files within its folders are not looked for.
     Raises: InvalidRequest, naming the path, if it cannot be read, is refused, or has no state, or
-    if a state is damaged.
+    if a state is damaged or of another version.
     """
     path = Path(path)
     found = _in_folder(path) if _is_folder(path) else list(_of_shape(path, _read_file(path)))
@@ -92,7 +91,7 @@ def _in_folder(folder: Path) -> list[Found]:
         raise problem_of(folder, f"cannot be read: {error.strerror}") from None
     is_distributed = any((folder / name).exists() for name in distributed_folder.METADATA)
     files = [name for name in names if Path(name).suffix in _SUFFIXES]
-    reads = [partial(distributed_folder.read_distributed, folder, SHAPE)] * is_distributed
+    reads = [partial(distributed_folder.read_distributed, folder, _SHAPES)] * is_distributed
     reads += [partial(_read_within, folder, name) for name in files]
     found: list[Found] = []
     problems: list[InvalidRequest] = []
@@ -134,7 +133,7 @@ def _of_shape(path: Path, found: Sequence[Found]) -> Iterator[Found]:
     state_count = 0
     while left:
         keys, value = left.pop()
-        if isinstance(value, dict) and value.keys() >= SHAPE:
+        if isinstance(value, dict) and any(value.keys() >= shape for shape in _SHAPES):
             state_count += 1
             if state_count > _STATES_MAX:
                 raise problem_of(path, f"has more than {_STATES_MAX} states of feeds")
@@ -160,12 +159,10 @@ def _longer(keys: Keys, key: object) -> Keys:
 
 
 def _validated(path: Path, found: Found) -> FoundState:
-    """Return a state.  Raises: InvalidRequest if it is damaged."""
+    """Return a state.  Raises: InvalidRequest if it is damaged, or of another version."""
     where = ".".join(map(printable, found.keys))
     try:
-        read_state(found.value)
-        read_history(found.value)
+        return FoundState(where, read_state(found.value))
     except InvalidRequest as error:
         place = f"{printable(path)}: {where}" if where else printable(path)
         raise InvalidRequest(error.subject, f"{error.problem} ({place})") from None
-    return FoundState(where, found.value)

@@ -1,10 +1,11 @@
-"""What a run consumed of each dataset, as ranges of own samples. Pure.
+"""What a run consumed of each source, as ranges of own samples. Pure.
 
 The totals are those of `stats` of a feed, which counts the same history.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,58 +13,49 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.sampling.own_samples import by_times, own_samples_of
-from tokenfeed.stream.parts import SourceValues, StreamParts
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.redactions import in_force
+from tokenfeed.stream.stream import Stream
 
 from ..feed.history import History
-from .runs import by_stream, ranges_of, spec_of
+from .runs import ranges_of
 
 Numbers = npt.NDArray[np.int64]
 
 
 class Use(NamedTuple):
-    """How the samples of a dataset were read.
+    """How the samples of a source were read.
 
-    source: its dataset, order, seed, fingerprint, and what it does with documents.  context_length:
-    T.  redactions: hashes of its lists that were in force, each 64 hexadecimal digits.
+    source: its number in the stream.  context_length: T.  redactions: hashes of its lists that were
+    in force, ascending.
     """
 
-    source: SourceValues
+    source: int
     context_length: int
-    redactions: tuple[str, ...]
+    redactions: tuple[bytes, ...]
 
 
-def consumed(history: History, dataset: str = "") -> dict[Use, list[Numbers]]:
-    """Return the own samples of each dataset that were delivered, without padding.
+def consumed(stream: Stream, history: History) -> dict[Use, list[Numbers]]:
+    """Return the own samples of each source that were delivered, without padding.
 
-    dataset: as for `segments`.
     Returns: int64[n, 2] each, ascending ranges that neither overlap nor touch; a sample that was
     delivered several times is in several of them (own_samples.py counts them).
-    Raises: InvalidRequest for an order of a later release.
     """
     found: dict[Use, list[Numbers]] = {}
-    for parts, runs in by_stream(history).items():
-        for times, ranges in by_times([ranges_of(runs)]):
-            for use, own in _own_of(parts, dataset, ranges):
-                found.setdefault(use, []).extend([own] * times)
+    for times, ranges in by_times([ranges_of(history)]):
+        for use, own in _own_of(stream, ranges):
+            found.setdefault(use, []).extend([own] * times)
     return found
 
 
-def _own_of(parts: StreamParts, dataset: str, ranges: Numbers) -> list[tuple[Use, Numbers]]:
-    """Return the own samples in ranges of samples of a stream."""
-    spec = spec_of(parts, dataset)
-    sources = parts.each_source
-    if not parts.sources:
-        sources = (sources[0]._replace(dataset=dataset),)
-    begins = {each.first_sample for each in spec.redactions}
-    found = []
-    for first, end in pairwise(sorted({0, *begins, SAMPLE_END - 1})):
-        active = in_force(spec.redactions, first)
-        clipped = np.clip(ranges, first, end)
-        for number, own in enumerate(own_samples_of(spec, clipped)):
-            lists = sorted({one.list_hash.hex() for one in active if one.source == number})
+def _own_of(stream: Stream, ranges: Numbers) -> Iterator[tuple[Use, Numbers]]:
+    """Yield the own samples in ranges of samples, by stage and by the redactions in force."""
+    begins = [stage.first_sample for stage in stream.stages]
+    later = [each.first_sample for each in stream.redactions if each.first_sample > begins[0]]
+    for first, end in pairwise(sorted({*begins, *later, SAMPLE_END - 1})):
+        part, _ = stream.at(first)
+        for source, own in zip(
+            part.sources, own_samples_of(part, np.clip(ranges, first, end)), strict=True
+        ):
             if own.size:
-                use = Use(sources[number], parts.context_length, tuple(lists))
-                found.append((use, own))
-    return found
+                lists = {one.list_hash for one in part.redactions if one.source == source.number}
+                yield Use(source.number, part.context_length, tuple(sorted(lists))), own

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from tokenfeed.errors import StreamMismatch
+from tokenfeed.errors import RequestError, StreamMismatch
 from tokenfeed.sampling import orders
-from tokenfeed.stream.parts import SourceValues, StreamParts
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import Source, StreamSpec
-from tokenfeed.wire.request import Expected, StreamRequest
+from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage
+from tokenfeed.stream.stream import Stream
+from tokenfeed.wire.request import Request
 
 from ..local.choice import open_to_look
 from ..local.provenance import QUESTION_SECONDS
-from ..local.target import is_local_target
+from ..local.target import is_local_target, parse_local_target
 from ..stream.usable import Datasets, corpora_of, counted_rows, no_rows
 from ..transport.channel import describe
 from ..transport.credentials import with_environment
 from .runs import Segment, segments
-
-_PARTS = (
-    ("fingerprint", "the fingerprint", "ask a server with that corpus, or pass --dataset"),
-    ("pieces", "pieces of documents with the hash", "serve it with the same document borders"),
-)
 
 
 class Corpora:
@@ -32,104 +26,129 @@ class Corpora:
     def __init__(self, target: str, dataset: str = "") -> None:
         """Ask nothing yet.
 
-        dataset: name for streams of one dataset, whose saved states do not have it; by default the
-        only dataset of the target, or the one with the fingerprint of the state.
+        dataset: the name that the target has for the only dataset of a run; "" is that of the
+        state, or where the target has another dataset of this name, or none, the name of one with
+        the same fingerprint.
         """
         self._target = target
         self._dataset = dataset
-        self._served: dict[bytes, str] | None = None
+        self._names: dict[bytes, list[str]] | None = None
         self._described: dict[tuple[tuple[Source, ...], int], Datasets] = {}
 
-    def described(self, spec: StreamSpec) -> Datasets:
+    def described(self, stream: Stream) -> Datasets:
         """Return the description of each source; rows of orders over documents are waited for.
 
         Raises: TokenfeedError.
         """
-        key = spec.sources, spec.context_length
+        sources = tuple(replace(source, corpus=None) for source in stream.sources)
+        key = sources, stream.context_length
         if key not in self._described:
-            plain = replace(spec, redactions=(), planes=())
-            request = StreamRequest(plain, Position(0, 1))
-            dataset = open_to_look(self._target, request, QUESTION_SECONDS)
+            plain = replace(stream, redactions=())
+            dataset = open_to_look(self._target, Request(plain, Position(0, 1)), QUESTION_SECONDS)
             try:
                 self._described[key] = dataset.await_described()
             finally:
                 dataset.close()
         return self._described[key]
 
-    def parts(self, spec: StreamSpec) -> StreamParts:
-        """Return a stream of these datasets as plain values.  Raises: TokenfeedError."""
-        return spec.parts(corpora_of(spec, self.described(spec)))
+    def known(self, stream: Stream) -> Stream:
+        """Return a stream with the corpora of the target.  Raises: TokenfeedError."""
+        return stream.known(corpora_of(stream, self.described(stream)))
 
-    def segments(self, parts: StreamParts, first_sample: int, end_sample: int) -> list[Segment]:
-        """Return the samples [first_sample, end_sample) of a stream, in parts that one request can
-        ask for.
+    def segments(self, stream: Stream, first_sample: int, end_sample: int) -> list[Segment]:
+        """Return the samples [first_sample, end_sample) of a known stream, in parts that the target
+        can be asked for.
 
-        Raises: StreamMismatch, naming what differs, if these datasets are not those of the stream;
-        InvalidRequest for an order of a later release.
+        Raises: as `checked`; InvalidRequest for samples whose stage is not known any more.
         """
-        name = "" if parts.stages else self.name_of(parts.fingerprint)
-        found = segments(parts, first_sample, end_sample, name)
-        for spec in {id(each.spec): each.spec for each in found}.values():
-            self._require_same(spec, [parts.each_source[number] for number in spec.numbers])
-        return found
+        return [self.checked(each) for each in segments(stream, first_sample, end_sample)]
 
-    def name_of(self, fingerprint: str) -> str:
-        """Return the name of the dataset of a stream of one dataset.  Raises: TokenfeedError."""
-        if self._dataset or is_local_target(self._target):
+    def checked(self, segment: Segment) -> Segment:
+        """Return a segment with the names that the target has for its datasets.
+
+        Raises: StreamMismatch, naming what differs, if they are not those that the run read;
+        TokenfeedError.
+        """
+        return segment._replace(stream=self._own(segment.stream))
+
+    def alone(self, source: Source, context_length: int) -> Stream:
+        """Return a known source as a stream of its own.  Raises: as `checked`."""
+        stage = Stage(0, 0, context_length, (Share(0, 1, 0),), FIRST_PREVIOUS)
+        return self._own(Stream(source.seed, (replace(source, number=0),), (stage,)))
+
+    def name_of(self, source: Source) -> str:
+        """Return the name that the target has for the dataset of a known source.
+
+        Raises: TokenfeedError.
+        """
+        if self._dataset:
             return self._dataset
-        if self._served is None:
+        if self._names is None:
+            self._names = {}
+            for dataset in self._served():
+                self._names.setdefault(dataset.fingerprint, []).append(dataset.name)
+        assert source.corpus is not None
+        names = self._names.get(source.corpus.fingerprint, [])
+        return source.dataset if source.dataset in names or not names else names[0]
+
+    def _served(self) -> Datasets:
+        """Return the descriptions of all datasets; none if the target is files of several ones."""
+        if not is_local_target(self._target):
             answer = describe(
                 self._target, timeout_seconds=QUESTION_SECONDS, credentials=with_environment()
             )
-            self._served = {each.fingerprint: each.name for each in reversed(answer.datasets)}
-        return self._served.get(bytes.fromhex(fingerprint), "")
+            return tuple(answer.datasets)
+        if len(parse_local_target(self._target).words) > 1:
+            return ()
+        try:
+            return self.described(Stream.of_dataset("", orders.latest("sequential"), 0, 1))
+        except RequestError:
+            return ()  # a folder with several ones
 
-    def _require_same(self, spec: StreamSpec, saved: Sequence[SourceValues]) -> None:
-        """Raise StreamMismatch, naming what differs, unless datasets are those that a run read.
-
-        saved: of each source.
+    def _own(self, stream: Stream) -> Stream:
+        """Return a known stream of one stage with the names of the target.  Raises: as
+        `checked`.
         """
-        described = self.described(spec)
-        corpora = corpora_of(spec, described)
-        for values, dataset, now in zip(saved, described, corpora, strict=True):
-            before = values.corpus
-            for field, what, cure in _PARTS:
-                old, new = getattr(before, field), getattr(now, field)
+        sources = tuple(replace(each, dataset=self.name_of(each)) for each in stream.sources)
+        stream, length = replace(stream, sources=sources), stream.context_length
+        described = self.described(stream)
+        now = corpora_of(stream, described)
+        for source, dataset in zip(sources, described, strict=True):
+            before, after = source.corpus, now[source.number]
+            assert before is not None
+            for what, cure, old, new in (
+                (
+                    "the fingerprint",
+                    "ask a server with that corpus, or pass --dataset",
+                    before.fingerprint,
+                    after.fingerprint,
+                ),
+                (
+                    "pieces of documents with the hash",
+                    "serve it with the same document borders",
+                    before.pieces_at(length),
+                    after.pieces_at(length),
+                ),
+            ):
                 if old != new:
                     raise StreamMismatch(
                         "dataset",
                         f"{dataset.name!r} at {self._target} has {what} {new.hex()}, but the run "
                         f"read {old.hex()}; {cure}",
                     )
+        return stream
 
-    def alone(self, values: SourceValues, context_length: int) -> tuple[StreamSpec, Expected]:
-        """Return a source as a stream of its own, and what is expected of a server.
+    def rows_per_epoch(self, stream: Stream) -> int | None:
+        """Return the rows of an epoch of a stream over one dataset, at least 1; None for an order
+        without epochs.
 
-        values: of a stream (`StreamParts.each_source`).
-        Raises: TokenfeedError; StreamMismatch, as `segments`.
-        """
-        spec = StreamSpec.of_dataset(
-            values.dataset or self.name_of(values.fingerprint),
-            orders.find(values.order),
-            values.seed,
-            context_length,
-            long_documents=values.long_documents,
-        )
-        self._require_same(spec, [values])
-        identity = spec.identity([values.corpus])
-        return spec, Expected(identity, spec.identity_version)
-
-    def rows_per_epoch(self, spec: StreamSpec, place: int = 0) -> int | None:
-        """Return the rows of an epoch of a source, at least 1; None for an order without epochs.
-
-        place: of the source among the sources.
         Raises: TokenfeedError; InvalidRequest if there is no row.
         """
-        order = spec.sources[place].order
+        order = stream.source.order
         if not order.HAS_EPOCHS:
             return None
-        dataset = self.described(spec)[place]
+        (dataset,) = self.described(stream)
         rows = counted_rows(dataset, order.NAME)
         if not rows:
-            raise no_rows(dataset, spec.context_length)
+            raise no_rows(dataset, stream.context_length)
         return rows

@@ -8,32 +8,29 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import BadFrame, Deleted
-from tokenfeed.stream.spec import StreamSpec
 
 from ..feed.options import PREFETCH_BYTES
 from ..local.choice import open_to_look
 from ..local.provenance import QUESTION_SECONDS
 from ..runtime.counters import Counters
-from .asking import stream_request
+from .asking import request_of
+from .runs import Segment
 
 Tokens = npt.NDArray[np.unsignedinteger]
 
 
-def read_rows(
-    target: str, spec: StreamSpec, first_sample: int, end_sample: int
-) -> Iterator[Tokens | None]:
-    """Yield the tokens of the samples [first_sample, end_sample), in order: [T + 1], padding
-    included; None for a row whose tokens were erased.
+def read_rows(target: str, segment: Segment) -> Iterator[Tokens | None]:
+    """Yield the tokens of the samples of a segment, in order: [T + 1], padding included; None for a
+    row whose tokens were erased.
 
-    spec: of one dataset, or of one stage of a mixture, with the redactions in force.
     Raises: TokenfeedError.
     """
-    request = stream_request(spec, first_sample, end_sample)
-    dataset = open_to_look(target, request, QUESTION_SECONDS)
+    dataset = open_to_look(target, request_of(segment), QUESTION_SECONDS)
     try:
-        at, row_count = first_sample, end_sample - first_sample
+        stream, at, end_sample = segment
+        row_count = end_sample - at
         while at < end_sample:
-            part = stream_request(spec, at, min(at + row_count, end_sample))
+            part = request_of(Segment(stream, at, min(at + row_count, end_sample)))
             rows = dataset.open_rows(part, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
             rows.start()
             try:

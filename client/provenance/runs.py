@@ -9,24 +9,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
-from tokenfeed.sampling import orders
-from tokenfeed.sampling.own_samples import merged
-from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
-from tokenfeed.stream.redactions import Redaction
-from tokenfeed.stream.spec import Mixture, StreamSpec
-from tokenfeed.wire.request import Expected
+from tokenfeed.stream.stream import Stream
 
 from ..feed.history import History, Run
-from ..feed.mixture.counts import stages_of
-from ..feed.mixture.schedule import sources_of
 
 Numbers = npt.NDArray[np.int64]
 
@@ -120,20 +112,11 @@ class Places:
     row: Numbers
 
 
-def places_of(history: History, parts: StreamParts, samples: Numbers) -> Places:
-    """Return where samples of a stream were delivered.
-
-    parts: of the runs in which to look.  samples: int64[n], in any order.
-    """
+def places_of(history: History, samples: Numbers) -> Places:
+    """Return where samples were delivered.  samples: int64[n], in any order."""
     by_sample = np.argsort(samples, kind="stable")
     ascending = samples[by_sample]
-    # Runs share their streams, and a stream may have a thousand stages to compare.
-    same = {
-        id(spec)
-        for spec in {id(one.spec): one.spec for one in history.runs}.values()
-        if spec == parts
-    }
-    found = [_places_in(run, by_sample, ascending) for run in history.runs if id(run.spec) in same]
+    found = [_places_in(run, by_sample, ascending) for run in history.runs]
     index, step, rank, row = np.concatenate([np.zeros((4, 0), np.int64), *found], axis=1)
     order = np.lexsort((step, index))
     return Places(index[order], step[order], rank[order], row[order])
@@ -152,30 +135,14 @@ def _places_in(run: Run, by_sample: Numbers, ascending: Numbers) -> Numbers:
     return np.stack([by_sample[first:last], run.first_batch + batch, rank, row])
 
 
-def streams_of(history: History) -> dict[StreamParts, Numbers]:
-    """Return the streams of a history, and of each the samples that were delivered: int64[n, 2],
-    ascending, merged.
-    """
-    return {parts: merged([ranges_of(runs)]) for parts, runs in by_stream(history).items()}
-
-
-def by_stream(history: History) -> dict[StreamParts, list[Run]]:
-    """Return the runs of each stream, in the order of the first ones."""
-    streams: dict[StreamParts, list[Run]] = {}
-    for run in history.runs:
-        streams.setdefault(run.spec, []).append(run)
-    return streams
-
-
-def ranges_of(runs: list[Run]) -> Numbers:
+def ranges_of(history: History) -> Numbers:
     """Return the samples of each run: int64[n, 2]."""
-    ranges = [[run.first_sample, min(run.end_sample, _LAST)] for run in runs]
+    ranges = [[run.first_sample, min(run.end_sample, _LAST)] for run in history.runs]
     return np.array(ranges, dtype=np.int64).reshape(-1, 2)
 
 
 def future(
     history: History,
-    parts: StreamParts,
     first_sample: int,
     *,
     batch_size: int | None = None,
@@ -184,8 +151,8 @@ def future(
     """Return what is to come, up to sample 2^63, as a history of one run: for `rows_of_step` and
     `places_of`.
 
-    history: before it.  parts, first_sample: of a state.  batch_size, world_size: by default those
-    of the last batch.
+    history: before it.  first_sample: where the run goes on.  batch_size, world_size: by default
+    those of the last batch.
     Raises: InvalidRequest if they are not given and there is no batch; SamplesExhausted at 2^63.
     """
     if first_sample >= SAMPLE_END:
@@ -197,7 +164,7 @@ def future(
             raise InvalidRequest("batch_size" if batch_size is None else "world_size", problem)
         batch_size = last.batch_size if batch_size is None else batch_size
         world_size = last.world_size if world_size is None else world_size
-    return _to_the_end(last.end_batch if last else 0, parts, first_sample, batch_size, world_size)
+    return _to_the_end(last.end_batch if last else 0, first_sample, batch_size, world_size)
 
 
 class Assumed(NamedTuple):
@@ -207,12 +174,12 @@ class Assumed(NamedTuple):
     words: str
 
 
-def assumed(parts: StreamParts, batch_size: int, world_size: int, first_sample: int = 0) -> Assumed:
+def assumed(batch_size: int, world_size: int, first_sample: int = 0) -> Assumed:
     """Return the history of a run that has never skipped, resumed, or changed batch size or ranks.
 
     first_sample: of row 0 of rank 0 in step 0.  Raises: InvalidRequest, SamplesExhausted.
     """
-    history = _to_the_end(0, parts, first_sample, batch_size, world_size)
+    history = _to_the_end(0, first_sample, batch_size, world_size)
     ranks = f"{world_size} ranks" if world_size > 1 else "1 rank"
     words = (
         f"step 0 began at sample {first_sample}, and every step had {batch_size} rows on each of"
@@ -220,85 +187,35 @@ def assumed(parts: StreamParts, batch_size: int, world_size: int, first_sample: 
     return Assumed(history, f"{words} {ranks}: no skip, no other batch size, no other ranks")
 
 
-def _to_the_end(
-    first_batch: int, parts: StreamParts, first_sample: int, batch_size: int, world_size: int
-) -> History:
+def _to_the_end(first_batch: int, first_sample: int, batch_size: int, world_size: int) -> History:
     """Return a history of one run up to sample 2^63."""
     Position(first_sample, batch_size, 0, world_size)  # checks them
-    run = Run(first_batch, first_sample, SAMPLE_END, batch_size, world_size, parts)
-    return History((), run)
+    return History((), Run(first_batch, first_sample, SAMPLE_END, batch_size, world_size))
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive samples of a stream that one request can ask for.
+class Segment(NamedTuple):
+    """The samples [first_sample, end_sample) of a stream, which one request can ask for.
 
-    spec: of one dataset, or of one stage of a mixture, with the redactions in force.  first_sample,
-    end_sample: of the stream.  expected: what a server compares.
+    stream: as of `Stream.at`.
     """
 
-    spec: StreamSpec
+    stream: Stream
     first_sample: int
     end_sample: int
-    expected: Expected
 
 
-def segments(
-    parts: StreamParts, first_sample: int, end_sample: int, dataset: str = ""
-) -> list[Segment]:
+def segments(stream: Stream, first_sample: int, end_sample: int) -> list[Segment]:
     """Return the samples [first_sample, end_sample) of a stream as segments, in order.
 
-    dataset: its name, for a stream of one dataset, which does not have it.
-    Raises: InvalidRequest for an order of a later release.
+    Raises: InvalidRequest if a state does not have the stage of the first one any more.
     """
-    spec, chain = _stream(parts, dataset)
+    if first_sample < (begin := stream.stages[0].first_sample):
+        problem = f"{first_sample} is of a stage that the state has dropped; it begins with {begin}"
+        raise InvalidRequest("sample", problem)
     found: list[Segment] = []
     while first_sample < end_sample:
-        segment = _segment(spec, chain, first_sample, end_sample)
-        found.append(segment)
-        first_sample = segment.end_sample
+        part, until = stream.at(first_sample)
+        end = end_sample if until is None else min(until, end_sample)
+        found.append(Segment(part, first_sample, end))
+        first_sample = end
     return found
-
-
-def _segment(spec: StreamSpec, chain: tuple[bytes, ...], first: int, end: int) -> Segment:
-    """Return the segment at a sample, which ends at the given end or before."""
-    place = 0 if spec.mixture is None else spec.mixture.stage_of(first)
-    spec, until = spec.part_at(first, lambda place: spec.of_stage(place, chain[place]))
-    end = end if until is None else min(end, until)
-    expected = Expected(spec.redacted(chain[place + 1]), spec.identity_version)
-    return Segment(spec, first, end, expected)
-
-
-@lru_cache(16)
-def _stream(parts: StreamParts, dataset: str) -> tuple[StreamSpec, tuple[bytes, ...]]:
-    """Return a stream, and its chain of identities."""
-    spec = spec_of(parts, dataset)
-    return spec, tuple(spec.chain([source.corpus for source in parts.each_source]))
-
-
-def spec_of(parts: StreamParts, dataset: str = "") -> StreamSpec:
-    """Return the stream of a state.
-
-    dataset: as for `segments`.  Raises: InvalidRequest for an order of a later release.
-    """
-    used = [source.order for source in parts.sources] if parts.stages else [parts.order]
-    for name in used:
-        if name not in orders.ORDERS:
-            problem = f"{name!r} is unknown to this release; upgrade tokenfeed"
-            raise InvalidRequest("state.order", problem)
-    redactions = tuple(
-        Redaction(each.first_sample, each.source, bytes.fromhex(each.list_hash))
-        for each in parts.redactions
-    )
-    if parts.stages:
-        mixture = Mixture(parts.seed, stages_of(parts))
-        sources = sources_of(parts)
-        return StreamSpec(parts.context_length, sources, mixture, redactions=redactions)
-    return StreamSpec.of_dataset(
-        dataset,
-        orders.find(parts.order),
-        parts.seed,
-        parts.context_length,
-        long_documents=parts.long_documents,
-        redactions=redactions,
-    )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tokenfeed.errors import (
     InvalidRequest,
@@ -22,9 +22,10 @@ from tokenfeed.errors import (
     RequestError,
     Unreachable,
 )
-from tokenfeed.stream.redactions import Redactions
+from tokenfeed.stream.stage import Redactions
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import Hints, StreamRequest
+from tokenfeed.wire.request import Hints, Request
 
 from ..runtime.awaited_task import AwaitedTask
 from ..runtime.notifier import Notifier
@@ -40,7 +41,7 @@ from .describe import describe_all, describe_sources, refusal_of_all
 from .failover import Failover
 from .usable import (
     Datasets,
-    compared,
+    corpora_of,
     counted_rows,
     document_warnings,
     require_usable,
@@ -58,13 +59,10 @@ Ask = Callable[[float, set[DescribeCall]], Result]
 """Asks servers, with a timeout in seconds; the set holds the open calls, to be cancelled."""
 
 
-class Agreement(Protocol):
-    """A comparison between the ranks of a feed."""
-
-    def require_same(self, dataset: str, fingerprint: bytes) -> None:
-        """Compare the corpus, or the identity of a mixture, and their planes with those of other
-        ranks.  Raises: StreamMismatch.
-        """
+Agreement = Callable[[Stream, str], None]
+"""Compares the known stream and the planes that mask targets with those of other ranks.  Raises:
+StreamMismatch.
+"""
 
 
 class DatasetClient(Supervised):
@@ -73,7 +71,7 @@ class DatasetClient(Supervised):
     def __init__(
         self,
         targets: Targets,
-        request: StreamRequest,
+        request: Request,
         *,
         timeouts: Timeouts,
         credentials: Credentials = PLAINTEXT,
@@ -100,10 +98,10 @@ class DatasetClient(Supervised):
         self._credentials = credentials
         self.hints = Hints(client_name, is_tool=is_tool)
         self._request = request
-        self._context_length = request.spec.context_length
+        self._context_length = request.stream.context_length
         self._fingerprint = fingerprint
         self._agreement = agreement
-        self.planes = planes.of_pieces(request.spec)
+        self.planes = planes.of_pieces(request.stream)
         self._timeouts = timeouts
         self._described: Datasets | None = None
         self._connect()
@@ -176,16 +174,10 @@ class DatasetClient(Supervised):
                     raise _closed_unused()
                 described = self._describe_all(self._context_length, timeout_seconds, open_calls)
                 if self._agreement is not None:
-                    own = compared(
-                        self._request.spec,
-                        described,
-                        self.planes,
-                        name=described[0].name,
-                        required=self._fingerprint,
-                    )
-                    self._agreement.require_same(*own)
+                    known = self._request.stream.known(corpora_of(self._request.stream, described))
+                    self._agreement(known, self.planes.compared(described))
                 self._described = described
-                for problem in document_warnings(self._request.spec, described, self.planes):
+                for problem in document_warnings(self._request.stream, described, self.planes):
                     _LOG.warning("%s", problem)
             return self._described
 
@@ -261,7 +253,7 @@ class DatasetClient(Supervised):
         context_length: for the number of windows.  redactions: those of the template by default.
         """
         if redactions is None:
-            redactions = self._request.spec.redactions
+            redactions = self._request.stream.redactions
         replicas = self._replicas.known()
         answers = describe_all(
             replicas,
@@ -313,7 +305,7 @@ class DatasetClient(Supervised):
         open_calls: set[DescribeCall],
     ) -> pb.DescribeResponse:
         return describe_sources(
-            self._request.spec,
+            self._request.stream,
             context_length,
             channel.target,
             lambda request: self._answer(channel, request, timeout_seconds, open_calls),
@@ -349,7 +341,8 @@ class DatasetClient(Supervised):
         reference: Datasets | None,
         redactions: Redactions,
     ) -> None:
-        request = replace(self._request, spec=replace(self._request.spec, redactions=redactions))
+        stream = replace(self._request.stream, redactions=redactions)
+        request = replace(self._request, stream=stream)
         require_usable(
             replica.address, described, request, self.hints.client_name, reference, self.planes
         )

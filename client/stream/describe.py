@@ -21,7 +21,7 @@ from tokenfeed.errors import (
     Unreachable,
     listed,
 )
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..runtime.threads import start_thread, without_traceback
@@ -89,7 +89,7 @@ def describe_all(
 
 
 def describe_sources(
-    spec: StreamSpec,
+    stream: Stream,
     context_length: int,
     target: str,
     answer: Callable[[pb.DescribeRequest], pb.DescribeResponse],
@@ -99,22 +99,23 @@ def describe_sources(
     context_length: for the number of windows.  target: the server, for errors.  answer: asks it.
     Raises: NotFound or InvalidRequest if it does not serve them, or not with their orders.
     """
-    name = spec.source.dataset if spec.mixture is None else ""
+    is_one = len(stream.sources) == 1
+    name = stream.source.dataset if is_one else ""
     request = pb.DescribeRequest(dataset=name, context_length=context_length)
     described = answer(request)
     served = {dataset.name: dataset for dataset in described.datasets}
     names = listed(list(served)) or "there are none"
-    if spec.mixture is not None:
-        missing = [each.dataset for each in spec.sources if each.dataset not in served]
+    if not is_one:
+        missing = [each.dataset for each in stream.sources if each.dataset not in served]
         if missing:
             problem = f"{missing[0]!r} is not served by {target}, only {names}"
             cure = "all sources of a mixture have to be on the same servers"
             raise NotFound("mixture", f"{problem}; {cure}")
         del described.datasets[:]
-        described.datasets.extend(served[each.dataset] for each in spec.sources)
+        described.datasets.extend(served[each.dataset] for each in stream.sources)
     elif len(described.datasets) != 1:
         raise InvalidRequest("dataset", f"has to name one of the served datasets: {names}")
-    for source, dataset in zip(spec.sources, described.datasets, strict=True):
+    for source, dataset in zip(stream.sources, described.datasets, strict=True):
         if source.reads_documents:
             require_order(described, source.order.NAME)
             request = pb.DescribeRequest(

@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 from tokenfeed.errors import BadFrame, TokenfeedError, Unreachable
 from tokenfeed.wire import frame, redacted_runs
-from tokenfeed.wire.request import Hints, StreamRequest, to_message
+from tokenfeed.wire.request import Hints, Request, to_message
 
 from ..runtime.counters import Counters
 from ..runtime.threads import without_traceback
 from ..transport.channel import Call, Channel, DescribeCall, RpcError, drain_events, error_from_rpc
 from ..transport.replicas import Replica
 from .background_rows import BackgroundRows
+from .calls import Calls
 from .dataset_client import DatasetClient
-from .known_stream import KnownStream
 from .wanted_planes import require_valid
 
 _WATCH_SECONDS = 0.5
@@ -41,12 +41,15 @@ FIRST_PREFETCH_BYTES = 1 << 19
 class _OpenCall(NamedTuple):
     """A call that is read, or requested ahead.
 
-    stream: of its frames.  end_row: the stream row after its last one.
+    frames: what they have in common.  end_row: the stream row after its last one.  planes: kinds
+    that its rows get.  may_lack: whether rows may lack a plane.
     """
 
     messages: Call
-    stream: frame.Stream
+    frames: frame.Frames
     end_row: int
+    planes: tuple[int, ...]
+    may_lack: bool
 
 
 class RowStream(BackgroundRows):
@@ -57,7 +60,7 @@ class RowStream(BackgroundRows):
     def __init__(
         self,
         remote: DatasetClient,
-        request: StreamRequest,
+        request: Request,
         *,
         prefetch_bytes: int,
         counters: Counters,
@@ -72,11 +75,11 @@ class RowStream(BackgroundRows):
         self._remote = remote
         self._request = request
         self._batch_rows = request.position.batch_size
-        batch_bytes = 2 * request.spec.row_tokens * self._batch_rows
+        batch_bytes = 2 * request.stream.row_tokens * self._batch_rows
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
         self._first_room_batches = max(2, min(prefetch_bytes, FIRST_PREFETCH_BYTES) // batch_bytes)
         # A long row is one frame, and only complete frames are visible.
-        row_bytes = min(4 * request.spec.row_tokens, _MESSAGE_BYTES_MAX)
+        row_bytes = min(4 * request.stream.row_tokens, _MESSAGE_BYTES_MAX)
         self._frame_seconds = row_bytes // frame.BYTES_PER_SECOND_MIN
         self._failover = remote.failover(lambda: self._awaited_since)
 
@@ -132,18 +135,18 @@ class RowStream(BackgroundRows):
         self._is_resuming = received_before > 0
         self._silent_seconds = 0.0
         timeout_seconds = self._timeout_seconds()
-        redactions = self._request.spec.redactions
+        redactions = self._request.stream.redactions
         with self._remote.connected(
             replica, timeout_seconds, self._describe_calls, redactions
         ) as channel:
             failure: Exception | None = None
-            known: KnownStream | None = None
+            calls: Calls | None = None
             has_all = False
             try:
                 datasets = self._remote.described(timeout_seconds, self._describe_calls)
                 request = self._remote.planes.request(self._request, datasets)
-                known = KnownStream(request, datasets)
-                self._receive(channel, known)
+                calls = Calls(request, datasets)
+                self._receive(channel, calls)
                 # The trainer has rows to take, and may hang until then.
                 self._await_room(lambda: self._consumed_row == self._received_row)
                 has_all = not self._closed
@@ -152,8 +155,8 @@ class RowStream(BackgroundRows):
             finally:
                 replica.has_served |= self._received_row > received_before
                 self._drop_calls()
-                if known is not None and (has_all or self._source.closed):
-                    self._say_goodbye(channel, known)
+                if calls is not None and (has_all or self._source.closed):
+                    self._say_goodbye(channel, calls)
             # Outside the except block: gRPC's error is the call itself, and as the context of this
             # one it would be freed in the consumer's thread.
             if failure is not None:
@@ -171,21 +174,21 @@ class RowStream(BackgroundRows):
             )
         return error_from_rpc(error, replica.address) if isinstance(error, RpcError) else error
 
-    def _receive(self, channel: Channel, known: KnownStream) -> None:
+    def _receive(self, channel: Channel, calls: Calls) -> None:
         """Receive rows by consecutive calls, one of them requested ahead, until the end or until
         one breaks.
         """
         self._requested_row = self._received_row
         while True:
-            self._send_ahead(channel, known, wait=True)
+            self._send_ahead(channel, calls, wait=True)
             if not self._calls:
                 return
             call = self._calls[0]
             for message in call.messages:
-                rows = frame.decode(message).rows(call.stream, self._received_row)
-                if rows.planes:
-                    require_valid(rows, is_mixture=call.stream.spec.mixture is not None)
-                    rows = redacted_runs.with_runs(rows)
+                rows = frame.decode(message).rows(call.frames, self._received_row)
+                if call.planes:
+                    require_valid(rows, may_lack=call.may_lack)
+                    rows = redacted_runs.with_runs(rows.with_planes(call.planes))
                 if self._received_row + len(rows) > call.end_row:
                     raise BadFrame("call", "the server sent more rows than were requested")
                 if self._is_resuming:
@@ -196,12 +199,12 @@ class RowStream(BackgroundRows):
                 self._failover.record_progress(now - self._progress_at)
                 self._progress_at = now
                 self._add(rows)
-                self._send_ahead(channel, known, wait=False)
+                self._send_ahead(channel, calls, wait=False)
             self._calls.popleft()
             if self._received_row < call.end_row:
                 raise BadFrame("call", "the server ended it before all rows had arrived")
 
-    def _send_ahead(self, channel: Channel, known: KnownStream, *, wait: bool) -> None:
+    def _send_ahead(self, channel: Channel, calls: Calls, *, wait: bool) -> None:
         """Send requests until two calls are open, as far as there is room. Waits for room only if
         no call is open.  The very first call is sent alone.
         """
@@ -215,15 +218,21 @@ class RowStream(BackgroundRows):
             if self._closed or not self._has_room(batches):
                 return
             end_row = (batch + batches) * self._batch_rows
-            part, expected = known.part(self._requested_row, end_row)
-            stream = frame.Stream(
-                part.spec, self._request.position, expected.identity, dict(expected.planes)
+            part, expected, planes = calls.part(self._requested_row, end_row)
+            frames = frame.Frames(
+                part.stream.row_tokens,
+                self._request.position,
+                expected.identity,
+                dict(expected.planes),
             )
             self._requested_row += part.row_count
             message = to_message(part, expected, self._hints())
             if not self._calls:
                 self._progress_at = time.monotonic()
-            self._calls.append(_OpenCall(channel.get_batch(message), stream, self._requested_row))
+            may_lack = len(part.stream.sources) > 1
+            self._calls.append(
+                _OpenCall(channel.get_batch(message), frames, self._requested_row, planes, may_lack)
+            )
             if self._closed:
                 # The supervisor may have checked just before.
                 self.cancel()
@@ -234,12 +243,12 @@ class RowStream(BackgroundRows):
             trainer_sample=self._request.position.sample_of(self._consumed_row)
         )
 
-    def _say_goodbye(self, channel: Channel, known: KnownStream) -> None:
+    def _say_goodbye(self, channel: Channel, calls: Calls) -> None:
         """Tell a server that the trainer has all rows that it wants."""
         hints = self._hints()
         if hints.is_tool or not self._received_row:
             return
-        part, expected = known.part(self._consumed_row, self._consumed_row)
+        part, expected, _ = calls.part(self._consumed_row, self._consumed_row)
         message = to_message(part, expected, hints._replace(is_last=True))
         with suppress(RpcError, ValueError, TokenfeedError):
             call = channel.get_batch(message, _GOODBYE_SECONDS)
@@ -272,8 +281,6 @@ class RowStream(BackgroundRows):
 class StreamClient(DatasetClient):
     """A dataset on servers, as feeds use it: with the rows of its streams."""
 
-    def open_rows(
-        self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
-    ) -> RowStream:
+    def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> RowStream:
         """Return the rows of a stream, which does not receive before `start`."""
         return RowStream(self, request, prefetch_bytes=prefetch_bytes, counters=counters)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from fractions import Fraction
 
 from tokenfeed.errors import (
@@ -15,11 +14,11 @@ from tokenfeed.errors import (
     NotFound,
     StreamMismatch,
 )
-from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.planes import LOSS_MASK
-from tokenfeed.stream.spec import Source, StreamSpec
+from tokenfeed.stream.stage import Corpus, Source
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest, require_size
+from tokenfeed.wire.request import CONTRACT_REVISION, Request, require_size, require_within
 
 from .wanted_planes import WantedPlanes, plane_fingerprint
 
@@ -30,7 +29,7 @@ Datasets = tuple[pb.Dataset, ...]
 def require_usable(
     address: str,
     described: pb.DescribeResponse,
-    request: StreamRequest,
+    request: Request,
     client_name: str,
     reference: Datasets | None,
     planes: WantedPlanes,
@@ -43,37 +42,34 @@ def require_usable(
     begins with it. A reference without a name is only a fingerprint that the user gave.
     Compares the fingerprints of tokens and planes, and digests if both sides know them.
     """
-    require_contract(address, described, replace(request.spec, redactions=()).identity_version)
-    datasets = tuple(described.datasets)
+    require_contract(address, described)
+    datasets, stream = tuple(described.datasets), request.stream
     try:
-        request.require_within(described.limits, max(each.token_bytes for each in datasets))
+        require_within(request, described.limits, max(each.token_bytes for each in datasets))
         require_size(planes.request(request, datasets), described.limits, client_name)
-        require_windows(request.spec, datasets)
+        require_windows(stream, datasets)
     except (LimitExceeded, InvalidRequest) as error:
         raise type(error)(error.subject, f"{error.problem} ({address})") from None
     for dataset, ours in zip(datasets, reference or (), strict=False):
-        _require_same_corpus(address, dataset, ours, request)
-    if request.spec.redactions and request.spec.identity_version not in described.identity_versions:
-        problem = f"cannot leave out tokens, as by redaction list {_first_list(request.spec)}"
-        raise ContractMismatch(address, f"{problem}; upgrade the server")
-    require_lists(address, request.spec, datasets)
-    _require_rows(address, request.spec, datasets)
+        _require_same_corpus(address, dataset, ours, stream)
+    require_lists(address, stream, datasets)
+    _require_rows(address, stream, datasets)
     planes.require_ready(address, datasets)
     if reference is None or not reference[0].name:
         planes.require_documents(datasets)
         return
-    for source, dataset, ours in zip(request.spec.sources, datasets, reference, strict=True):
+    for source, dataset, ours in zip(stream.sources, datasets, reference, strict=True):
         planes.require_same(address, dataset, ours)
         _require_same_pieces(address, source, dataset, ours)
 
 
-def require_lists(address: str, spec: StreamSpec, datasets: Datasets) -> None:
+def require_lists(address: str, stream: Stream, datasets: Datasets) -> None:
     """Raise ListMissing unless these datasets have all lists of redactions of a stream.
 
     address: of their server; a name for local files.
     """
-    known = dict(zip(spec.numbers, datasets, strict=True))
-    for redaction in spec.redactions:
+    known = dict(zip(stream.numbers, datasets, strict=True))
+    for redaction in stream.redactions:
         dataset = known[redaction.source]
         if redaction.list_hash not in dataset.redaction_lists:
             raise ListMissing(
@@ -83,16 +79,12 @@ def require_lists(address: str, spec: StreamSpec, datasets: Datasets) -> None:
             )
 
 
-def _first_list(spec: StreamSpec) -> str:
-    return spec.redactions[0].list_hash.hex()
-
-
-def _require_rows(address: str, spec: StreamSpec, datasets: Datasets) -> None:
+def _require_rows(address: str, stream: Stream, datasets: Datasets) -> None:
     """Raise BeingMade unless the rows of all orders over documents are made; InvalidRequest if one
     has none.
     """
     problem, progress = "", dict[str, float]()
-    for source, dataset in zip(spec.sources, datasets, strict=True):
+    for source, dataset in zip(stream.sources, datasets, strict=True):
         if not source.reads_documents:
             continue
         rows = _rows_of(dataset, source.order.NAME)
@@ -123,25 +115,25 @@ def _require_same_pieces(
         )
 
 
-def require_windows(spec: StreamSpec, datasets: Datasets) -> None:
-    """Raise InvalidRequest unless each source of a mixture has a window. One dataset is refused by
+def require_windows(stream: Stream, datasets: Datasets) -> None:
+    """Raise InvalidRequest unless each of several sources has a window. One dataset is refused by
     its server.
     """
-    for source, dataset in zip(spec.sources, datasets, strict=True) if spec.mixture else ():
-        if source.reads_documents:
+    for source, dataset in zip(stream.sources, datasets, strict=True):
+        if source.reads_documents or len(datasets) == 1:
             continue
-        if spec.context_length >= dataset.longest_file_tokens:
+        if stream.context_length >= dataset.longest_file_tokens:
             raise InvalidRequest(
                 "context_length",
-                f"{spec.context_length} is not in [1, {dataset.longest_file_tokens}): the longest "
-                f"file of {dataset.name} has {dataset.longest_file_tokens} tokens",
+                f"{stream.context_length} is not in [1, {dataset.longest_file_tokens}): the "
+                f"longest file of {dataset.name} has {dataset.longest_file_tokens} tokens",
             )
 
 
 def _require_same_corpus(
-    address: str, dataset: pb.Dataset, reference: pb.Dataset, request: StreamRequest
+    address: str, dataset: pb.Dataset, reference: pb.Dataset, stream: Stream
 ) -> None:
-    of_source = f" of {dataset.name}" if request.spec.mixture else ""
+    of_source = f" of {dataset.name}" if len(stream.sources) > 1 else ""
     _require_same(address, f"fingerprint{of_source}", dataset.fingerprint, reference.fingerprint)
     if dataset.digest and reference.digest:
         _require_same(address, f"digest{of_source}", dataset.digest, reference.digest)
@@ -162,15 +154,23 @@ def counted_rows(dataset: pb.Dataset, order: str) -> int:
     return _rows_of(dataset, order).rows
 
 
-def corpora_of(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> list[Corpus]:
-    """Return what the identity of a stream covers of the dataset of each source."""
-    return [
-        Corpus(
-            dataset.fingerprint,
-            _rows_of(dataset, source.order.NAME).pieces_hash if source.reads_documents else b"",
-        )
-        for source, dataset in zip(spec.sources, datasets, strict=True)
-    ]
+def corpora_of(stream: Stream, datasets: Sequence[pb.Dataset]) -> dict[int, Corpus]:
+    """Return what the identity of a stream covers of the dataset of each source, by its number.
+
+    datasets: described at the context length of the last stage.
+    """
+    return {
+        source.number: Corpus(dataset.fingerprint, _pieces(stream, source, dataset))
+        for source, dataset in zip(stream.sources, datasets, strict=True)
+    }
+
+
+def _pieces(stream: Stream, source: Source, dataset: pb.Dataset) -> tuple[tuple[int, bytes], ...]:
+    if not source.reads_documents:
+        return ()
+    before = dict(source.corpus.pieces) if source.corpus is not None else {}
+    now = {stream.context_length: _rows_of(dataset, source.order.NAME).pieces_hash}
+    return tuple(sorted((before | now).items()))
 
 
 def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fraction:
@@ -182,7 +182,7 @@ def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fr
 
 
 def document_warnings(
-    spec: StreamSpec, datasets: Sequence[pb.Dataset], planes: WantedPlanes
+    stream: Stream, datasets: Sequence[pb.Dataset], planes: WantedPlanes
 ) -> list[str]:
     """Return what is not learned of each source, because its documents are longer than a row; and
     of which sources with loss masks the rows begin and end within documents.
@@ -192,7 +192,7 @@ def document_warnings(
     found = []
     cut = [
         dataset.name
-        for source, dataset in zip(spec.sources, datasets, strict=True)
+        for source, dataset in zip(stream.sources, datasets, strict=True)
         if not source.reads_documents
         and dataset.HasField("documents")
         and any(plane.kind == LOSS_MASK for plane in dataset.planes)
@@ -202,7 +202,7 @@ def document_warnings(
             f"rows cut documents datasets={','.join(cut)}: they have loss masks, and a row of "
             "windows may have a response without its prompt; order='packed' keeps documents whole"
         )
-    for source, dataset in zip(spec.sources, datasets, strict=True):
+    for source, dataset in zip(stream.sources, datasets, strict=True):
         if not source.reads_documents or source.long_documents == "cut":
             continue
         rows = _rows_of(dataset, source.order.NAME)
@@ -210,20 +210,20 @@ def document_warnings(
         if long_count:
             found.append(
                 f"long documents {source.long_documents} dataset={dataset.name} "
-                f"order={source.order.NAME} context_length={spec.context_length}: {long_count} of "
-                f"{rows.documents} documents are longer than a row, and {rows.cropped_tokens} of "
-                f"their tokens are no targets; long='cut' learns them all"
+                f"order={source.order.NAME} context_length={stream.context_length}: {long_count} "
+                f"of {rows.documents} documents are longer than a row, and {rows.cropped_tokens} "
+                f"of their tokens are no targets; long='cut' learns them all"
             )
     return found
 
 
-def row_documents_max(spec: StreamSpec, datasets: Sequence[pb.Dataset]) -> int | None:
+def row_documents_max(stream: Stream, datasets: Sequence[pb.Dataset]) -> int | None:
     """Return the limit of documents in the x of a row, padding included; None if there is none."""
-    if not all(source.reads_documents for source in spec.sources):
+    if not all(source.reads_documents for source in stream.sources):
         return None
     return 1 + max(
         _rows_of(dataset, source.order.NAME).row_pieces_max
-        for source, dataset in zip(spec.sources, datasets, strict=True)
+        for source, dataset in zip(stream.sources, datasets, strict=True)
     )
 
 
@@ -262,29 +262,6 @@ def _with_hashes(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
     return known if learned == known else learned
 
 
-def compared(
-    spec: StreamSpec,
-    datasets: Datasets,
-    planes: WantedPlanes,
-    *,
-    name: str,
-    required: bytes | None = None,
-) -> tuple[str, bytes]:
-    """Return what ranks compare: name and fingerprint of a dataset, or identity of a mixture; and
-    behind it 32 bytes for each plane of the stream.
-
-    name: of the only dataset.  required: the fingerprint that the user requires, if any. Ranks that
-    require different corpora are then not compared: they do so on purpose.
-    """
-    corpora = corpora_of(spec, datasets)
-    of_planes = planes.compared(datasets)
-    if spec.mixture is not None:
-        return "", spec.identity(corpora) + of_planes
-    if required is not None:
-        name = f"{name} {required.hex()}"
-    return name, b"".join(corpora[0]) + of_planes
-
-
 def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
     if theirs != ours:
         raise StreamMismatch(
@@ -300,28 +277,15 @@ def require_order(described: pb.DescribeResponse, order: str) -> None:
         raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
 
 
-def require_contract(address: str, described: pb.DescribeResponse, identity_version: int) -> None:
-    """Raise ContractMismatch unless a server speaks this client's revision of the contract, and
-    compares identities of that version.
-    """
-    spoken, versions = described.contract_revisions, described.identity_versions
+def require_contract(address: str, described: pb.DescribeResponse) -> None:
+    """Raise ContractMismatch unless a server speaks this client's revision of the contract."""
+    spoken = described.contract_revisions
     if CONTRACT_REVISION in spoken:
-        if identity_version in versions:
-            return
-        known = ", ".join(map(str, versions)) or "none"
-        raise ContractMismatch(
-            address,
-            f"compares identities of version {known}, but this stream has version "
-            f"{identity_version}; upgrade the {_older(versions, identity_version)}",
-        )
+        return
     theirs = f"revision {', '.join(map(str, spoken))}" if spoken else "older than revision 2"
+    older = "server" if max(spoken, default=0) < CONTRACT_REVISION else "client"
     raise ContractMismatch(
         address,
         f"speaks another contract, {theirs}, but this client speaks revision {CONTRACT_REVISION}; "
-        f"upgrade the {_older(spoken, CONTRACT_REVISION)}",
+        f"upgrade the {older}",
     )
-
-
-def _older(theirs: Iterable[int], ours: int) -> str:
-    """Return which side has to be upgraded, by the server's versions and the client's."""
-    return "server" if max(theirs, default=0) < ours else "client"

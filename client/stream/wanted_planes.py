@@ -15,10 +15,10 @@ import numpy as np
 from tokenfeed.errors import BadFrame, InvalidRequest, StreamMismatch, Unreachable
 from tokenfeed.stream.identity import stage_plane_fingerprint
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_COUNTS
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import redacted_runs
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 LossMask = Literal["apply", "ignore"]
@@ -68,9 +68,9 @@ class WantedPlanes:
         }
         return tuple(kind for kind, is_wanted in wanted.items() if is_wanted)
 
-    def of_pieces(self, spec: StreamSpec) -> WantedPlanes:
+    def of_pieces(self, stream: Stream) -> WantedPlanes:
         """Return what is wanted of a stream: also where pieces begin, if its rows have pieces."""
-        return replace(self, pieces=spec.reads_documents)
+        return replace(self, pieces=stream.reads_documents)
 
     @property
     def masks(self) -> WantedPlanes:
@@ -94,13 +94,14 @@ class WantedPlanes:
             plane_fingerprint(dataset, DOCUMENT_STARTS) for dataset in datasets
         )
 
-    def request(self, request: StreamRequest, datasets: Sequence[pb.Dataset]) -> StreamRequest:
+    def request(self, request: Request, datasets: Sequence[pb.Dataset]) -> Request:
         """Return the request of a stream of these datasets, with its planes. All calls of a stream
         with redactions request where they are, also those in which none is in force yet.
         """
-        redacted = (REDACTED,) if request.spec.redactions else ()
-        spec = replace(request.spec, planes=(*self.chosen(datasets), *redacted))
-        return replace(request, spec=spec, declined_planes=() if self.loss_mask else (LOSS_MASK,))
+        redacted = (REDACTED,) if request.stream.redactions else ()
+        planes = (*self.chosen(datasets), *redacted)
+        declined = () if self.loss_mask else (LOSS_MASK,)
+        return replace(request, planes=planes, declined_planes=declined)
 
     def fingerprints(
         self, datasets: Sequence[pb.Dataset]
@@ -113,12 +114,12 @@ class WantedPlanes:
             for dataset in datasets
         )
 
-    def compared(self, datasets: Sequence[pb.Dataset]) -> bytes:
-        """Return what ranks compare: 32 bytes for each chosen plane that masks targets."""
+    def compared(self, datasets: Sequence[pb.Dataset]) -> str:
+        """Return what ranks compare: the chosen planes that mask targets, in hexadecimal digits."""
         return b"".join(
             stage_plane_fingerprint(kind, known_fingerprints(kind, enumerate(datasets)))
             for kind in self.masks.chosen(datasets)
-        )
+        ).hex()
 
     def require_ready(self, address: str, datasets: Sequence[pb.Dataset]) -> None:
         """Raise Unreachable while a server is still making a wanted plane: its fingerprint is
@@ -190,10 +191,10 @@ def known_fingerprints(
     ]
 
 
-def require_valid(rows: RowBlock, *, is_mixture: bool) -> None:
+def require_valid(rows: RowBlock, *, may_lack: bool) -> None:
     """Check the content of received planes: what reads them relies on it.
 
-    is_mixture: rows may then lack a plane.  Raises: BadFrame.
+    may_lack: whether some rows may lack a plane: those of a source without it.  Raises: BadFrame.
     """
     row_tokens = rows.row_tokens
     # Token counts come before document starts: documents begin before padding.
@@ -203,19 +204,19 @@ def require_valid(rows: RowBlock, *, is_mixture: bool) -> None:
         elif plane.kind == REDACTED:
             is_valid = redacted_runs.are_valid(plane, row_tokens)
         elif plane.kind == TOKEN_COUNTS:
-            is_valid = _has_bytes(plane, _NUMBER_BYTES, is_mixture) and _are_counts(rows)
+            is_valid = _has_bytes(plane, _NUMBER_BYTES, may_lack) and _are_counts(rows)
         else:
-            is_valid = _has_bytes(plane, (row_tokens + 7) // 8, is_mixture)
+            is_valid = _has_bytes(plane, (row_tokens + 7) // 8, may_lack)
         if not is_valid:
             raise BadFrame(
                 "frame", f"has {PLANE_NAMES[plane.kind]} that no row of {row_tokens} has"
             )
 
 
-def _has_bytes(plane: Plane, row_bytes: int, is_mixture: bool) -> bool:
-    """Return whether each row has this many bytes; in a mixture it may have none."""
+def _has_bytes(plane: Plane, row_bytes: int, may_lack: bool) -> bool:
+    """Return whether each row has this many bytes; one that may lack it may have none."""
     wrong = plane.row_lengths != row_bytes
-    return not (wrong & (plane.row_lengths != 0) if is_mixture else wrong).any()
+    return not (wrong & (plane.row_lengths != 0) if may_lack else wrong).any()
 
 
 def _are_counts(rows: RowBlock) -> bool:

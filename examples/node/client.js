@@ -15,7 +15,7 @@ const options = { includeDirs, keepCase: true, defaults: true, longs: String };
 const contract = loadSync("tokenfeed/v1/tokenfeed.proto", options);
 const { TokenFeed } = grpc.loadPackageDefinition(contract).tokenfeed.v1;
 
-const REVISION = 2; // of the contract, and of docs/protocol.md
+const REVISION = 3; // of the contract, and of docs/protocol.md
 const TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
   for (let bit = 0; bit < 8; bit++) byte = byte & 1 ? (byte >>> 1) ^ 0x82f63b78 : byte >>> 1;
   return byte;
@@ -36,18 +36,28 @@ if (!described.contract_revisions.includes(REVISION)) {
   throw new Error(`the server does not speak revision ${REVISION} of the contract, but ${spoken}`);
 }
 if (described.datasets.length !== 1) throw new Error("the server has more than one dataset");
+// One dataset is stage 0 with source 0 alone, and nothing before it.
 const lines = [
-  "tokenfeed-identity-1",
+  "tokenfeed-stage-4",
+  `previous=${"00".repeat(32)}`,
+  "stage=0",
+  "first_sample=0",
+  `context_length=${context_length}`,
+  "seed=0",
+  "sources=1",
+  "source=0",
+  `fingerprint=${described.datasets[0].fingerprint.toString("hex")}`,
   `order=${order}`,
   `seed=${order === "sequential-1" ? 0 : seed}`,
-  `context_length=${context_length}`,
-  `fingerprint=${described.datasets[0].fingerprint.toString("hex")}`,
+  "base=0",
+  "weight=1",
 ];
 const identity = createHash("sha256").update(lines.join("\n") + "\n").digest();
 
 const digest = createHash("sha256");
 const client_name = "examples/node";
-const request = { order, seed, batch_size, context_length, num_batches, client_name };
+const stream = { sources: [{ order, seed }], stage: { context_length } };
+const request = { batch_size, stream, num_batches, client_name };
 for await (const frame of client.GetBatch(request)) {
   const place = uint64s(frame.first_sample, frame.first_row, frame.row_count, batch_size, 0, 1);
   const checksum = crc32c(Buffer.concat([identity, place, frame.tokens]));

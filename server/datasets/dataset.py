@@ -13,8 +13,8 @@ from tokenfeed.errors import CorpusChanged, InvalidRequest, Unreadable
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import of_rows, row_count, rows_key
-from tokenfeed.stream.identity import Corpus
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stage import Corpus, Source
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..runtime.threads.poll_rate import pause_seconds
@@ -233,20 +233,19 @@ class Dataset:
         self.store.close()
 
 
-def corpora_of(spec: StreamSpec, datasets: Sequence[Dataset]) -> tuple[Corpus, ...]:
-    """Return what an identity covers of the dataset of each source.
+def corpora_of(stream: Stream, datasets: Sequence[Dataset]) -> tuple[Corpus, ...]:
+    """Return what an identity covers of the dataset of each source of a stage.
 
     Raises: InvalidRequest; Unreadable while rows of documents are being made.
     """
-    return tuple(
-        Corpus(
-            dataset.fingerprint,
-            dataset.store.shape.document_rows(rows_key(spec, source)).pieces_hash
-            if source.reads_documents
-            else b"",
-        )
-        for source, dataset in zip(spec.sources, datasets, strict=True)
-    )
+
+    def corpus_of(source: Source, dataset: Dataset) -> Corpus:
+        if not source.reads_documents:
+            return Corpus(dataset.fingerprint)
+        rows = dataset.store.shape.document_rows(rows_key(stream, source))
+        return Corpus(dataset.fingerprint, ((stream.context_length, rows.pieces_hash),))
+
+    return tuple(map(corpus_of, stream.sources, datasets))
 
 
 def _described_rows(key: RowsKey, index: RowIndex) -> pb.OrderRows:

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 from tokenfeed.errors import (
@@ -28,9 +27,10 @@ from tokenfeed.errors import (
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.planes import REDACTED
 from tokenfeed.stream.position import BATCH_BYTES_MAX, BATCH_SIZE_MAX, WORLD_SIZE_MAX
-from tokenfeed.stream.redactions import end_of, in_force
-from tokenfeed.stream.spec import Source, StreamSpec
+from tokenfeed.stream.stage import Source
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
 from tokenfeed.wire.frame import (
@@ -39,7 +39,8 @@ from tokenfeed.wire.frame import (
     ROW_BYTES_MAX,
     rows_per_frame,
 )
-from tokenfeed.wire.request import Expected, StreamRequest
+from tokenfeed.wire.piece_planes import OF_PIECES
+from tokenfeed.wire.request import Expected, Request, require_within
 from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.threads.poll_rate import PollRate
@@ -192,7 +193,7 @@ class LocalDatasets:
         Raises: RuntimeError if no thread can start.
         """
         self._datasets = tuple(datasets)
-        self._stores = [dataset.store for dataset in datasets]
+        self._by_name = {dataset.name: dataset for dataset in datasets}
         self._stopped = stopped
         self._redactor = Redactor()
         self._answers = Answers(self._checked, self._redactor)
@@ -223,44 +224,52 @@ class LocalDatasets:
             if dataset.redactions is not None:
                 dataset.redactions.content_now()
 
-    def blocks(self, request: StreamRequest) -> LocalBlocks:
-        """Return the rows of a request.
+    def blocks(self, request: Request) -> LocalBlocks:
+        """Return the rows of a request, whose stream may have several stages.
 
         Raises: InvalidRequest if no file is long enough; LimitExceeded for a batch that a server
-        would refuse; StreamMismatch if a list of redactions is missing.
+        would refuse; StreamMismatch if a list of redactions is missing. `LocalBlocks.next` raises
+        them too, for a later stage.
         """
-        store: RowStore = self._stores[0]
-        if len(self._stores) > 1:
-            have_pieces = [source.reads_documents for source in request.spec.sources]
-            store = MixedStore(self._stores, have_pieces)
-        require_windows(request.spec, store.shapes)
-        request.require_within(_LIMITS, store.dtype.itemsize)
-        return LocalBlocks(store, request, partial(self._redactor.wrap, store, self._datasets))
+        return LocalBlocks(request, self._rows)
+
+    def _rows(self, part: Request) -> tuple[RowStore, CurrentRows]:
+        """Return what the rows of a request of one stage are planned for, and what they are
+        gathered from.  Raises: as `blocks`.
+        """
+        stream, planes = part.stream, part.planes
+        datasets = [self._named(source.dataset) for source in stream.sources]
+        store: RowStore = datasets[0].store
+        of_pieces = OF_PIECES if stream.reads_documents else ()
+        # Another stage may have planes that the only source of this one lacks.
+        if len(datasets) > 1 or not {*planes} <= {REDACTED, *datasets[0].store.planes, *of_pieces}:
+            store = _mixed(datasets, stream)
+        require_windows(stream, store.shapes)
+        require_within(part, _LIMITS, store.dtype.itemsize)
+        return store, CurrentRows(partial(self._redactor.wrap, store, datasets, stream, planes))
 
     @property
     def provenance(self) -> Answers:
         """Answers Locate, Find and Coverage as a server does, from the messages of the contract."""
         return self._answers
 
-    def _checked(
-        self, request: StreamRequest, expected: Expected
-    ) -> tuple[Sequence[Dataset], RowStore]:
+    def _checked(self, request: Request, expected: Expected) -> tuple[Sequence[Dataset], RowStore]:
         """Check a request of some of these datasets, as a server does.  Raises: TokenfeedError."""
-        spec = request.spec
-        datasets = [self._named(source.dataset) for source in spec.sources]
-        have_pieces = [source.reads_documents for source in spec.sources]
-        store = MixedStore([dataset.store for dataset in datasets], have_pieces)
+        stream = request.stream
+        datasets = [self._named(source.dataset) for source in stream.sources]
+        store = _mixed(datasets, stream)
         store.require_intact()
-        require_windows(spec, store.shapes)
-        require_stream(spec, expected, datasets)
+        require_windows(stream, store.shapes)
+        require_stream(stream, expected, datasets)
         return datasets, store
 
     def _named(self, name: str) -> Dataset:
         """Return the dataset of a name; "" is the only one.  Raises: NotFound."""
-        for dataset in self._datasets:
-            if dataset.name == name or (not name and len(self._datasets) == 1):
-                return dataset
-        names = listed([dataset.name for dataset in self._datasets])
+        if not name and len(self._by_name) == 1:
+            return self._datasets[0]
+        if name in self._by_name:
+            return self._by_name[name]
+        names = listed(list(self._by_name))
         raise NotFound("dataset", f"{shortened(name)!r} is not opened, only {names}")
 
     def close(self) -> None:
@@ -275,21 +284,19 @@ class LocalBlocks:
     """The rows of a request, in order, in blocks of up to a MiB: whole batches where they fit."""
 
     def __init__(
-        self, store: RowStore, request: StreamRequest, redact: Callable[[StreamSpec], RowStore]
+        self, request: Request, rows_of: Callable[[Request], tuple[RowStore, CurrentRows]]
     ) -> None:
         """Read nothing yet.
 
-        store: what rows are planned for.  redact: returns what those of a spec are gathered from,
-        all of whose redactions are in force.
+        rows_of: returns, for a request of one stage, what rows are planned for, and what they are
+        gathered from.
         """
-        self._token_bytes = store.dtype.itemsize
-        self._rows = PlannedRows(store, request)
-        self._spec = request.spec
-        self._position = request.position
-        self._redact = redact
+        self._request = request
+        self._rows_of = rows_of
+        self._row = request.first_row
         self._block_bytes = FRAME_BYTES_FIRST
         self._spans: Spans | None = None
-        self._take_redactions()
+        self._begin_part()
 
     def next(self) -> RowBlock | None:
         """Read the next block; None at the end. The caller owns its memory.
@@ -299,20 +306,21 @@ class LocalBlocks:
         """
         spans = self._spans
         if spans is None:
-            if self._rows.row == self._rows.end_row:
+            if self._row == self._request.end_row:
                 return None
-            if self._rows.row >= self._redacted_end:
-                self._take_redactions()
+            if self._rows.row == self._rows.end_row:
+                self._begin_part()
             spans = self._spans = self._rows.take(self._next_row_count())
+            self._row += len(spans)
         try:
-            block = gather_block(self._gathered(), spans, self._spec.planes)
+            block = gather_block(self._gathered(), spans, self._part.planes)
         except Deleted as error:
             intact = error.row - spans.whole.first_row
             if not intact:
-                sample = self._position.sample_of(self._rows.row - len(spans))
+                sample = self._request.position.sample_of(self._row - len(spans))
                 raise error.at_sample(sample) from None
             self._spans = spans[intact:]
-            return gather_block(self._gathered(), spans[:intact], self._spec.planes)
+            return gather_block(self._gathered(), spans[:intact], self._part.planes)
         except (CorpusChanged, Unreadable) as error:
             raise type(error)(error.subject, _for_readers(error.problem)) from None
         self._spans = None
@@ -320,20 +328,24 @@ class LocalBlocks:
 
     def _next_row_count(self) -> int:
         """Return the rows of the next block; few at first, so that the first batch is early."""
-        row, batch_size = self._rows.row, self._position.batch_size
-        rows = rows_per_frame(self._block_bytes, self._spec.row_tokens * self._token_bytes)
+        row, batch_size = self._rows.row, self._part.position.batch_size
+        rows = rows_per_frame(self._block_bytes, self._row_bytes)
         self._block_bytes = min(2 * self._block_bytes, FRAME_BYTES_TARGET)
         end = (row + rows) // batch_size * batch_size
-        return min(end if end > row else row + rows, self._redacted_end) - row
+        return (end if end > row else row + rows) - row
 
-    def _take_redactions(self) -> None:
-        """Gather the next rows with the redactions that are in force there."""
-        spec, sample = self._spec, self._position.sample_of(self._rows.row)
-        if spec.redactions:
-            spec = replace(spec, redactions=in_force(spec.redactions, sample))
-        self._gathered = CurrentRows(partial(self._redact, spec))
-        end = end_of(self._spec.redactions, sample)
-        self._redacted_end = self._rows.end_row if end is None else self._position.rows_before(end)
+    def _begin_part(self) -> None:
+        """Plan the rows of the next stage, or of the part of it with the same redactions."""
+        self._part = self._request.part(self._row, self._request.end_row)
+        store, self._gathered = self._rows_of(self._part)
+        self._row_bytes = self._part.stream.row_tokens * store.dtype.itemsize
+        self._rows = PlannedRows(store, self._part)
+
+
+def _mixed(datasets: Sequence[Dataset], stream: Stream) -> MixedStore:
+    """Return the rows of all sources of a stage.  datasets: of each source."""
+    have_pieces = [source.reads_documents for source in stream.sources]
+    return MixedStore([dataset.store for dataset in datasets], have_pieces)
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan, rows_at_once
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.frame import rows_per_frame
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import AnyRequest, SampleList
 
 from ..storage.store import READ_AHEAD_BYTES, RowStore
 
@@ -20,16 +20,16 @@ class PlannedRows:
     row: the stream row that comes next.  end_row: the end of the request.
     """
 
-    def __init__(self, store: RowStore, request: StreamRequest) -> None:
+    def __init__(self, store: RowStore, request: AnyRequest) -> None:
         """Begin at the request's first row."""
         self._store = store
-        self._planes = request.spec.planes
+        self._planes = request.planes
         self.row = self._advised_row = request.first_row
         self.end_row = request.end_row
         self._plan = LookaheadPlan(
-            request.spec, store.shapes, request.position, self.row, self.end_row
+            request.stream, store.shapes, request.position, self.row, self.end_row
         )
-        row_bytes = request.spec.row_tokens * store.dtype.itemsize
+        row_bytes = request.stream.row_tokens * store.dtype.itemsize
         # At most PLAN_ROWS: with very short rows the first ones would wait for a long plan.
         self._rows_ahead = min(PLAN_ROWS, rows_per_frame(READ_AHEAD_BYTES, row_bytes))
 
@@ -58,19 +58,19 @@ class LookaheadPlan:
 
     def __init__(
         self,
-        spec: StreamSpec,
+        stream: Stream,
         shapes: Sequence[Shape],
-        position: Position,
+        position: Position | SampleList,
         first_row: int,
         end_row: int,
     ) -> None:
-        """Start at a row of the stream.  end_row: the end of the stream."""
-        self._spec = spec
+        """Start at a row of the stream, of one stage.  end_row: the end of the stream."""
+        self._stream = stream
         self._shapes = shapes
         self._position = position
         self._end_row = end_row
         self._first_row = self._wanted_row = self._planned_row = first_row
-        self._rows_at_once = rows_at_once(spec, shapes)
+        self._rows_at_once = rows_at_once(stream, shapes)
         self._spans = self._plan(0)
 
     def discard_before(self, end_row: int) -> None:
@@ -91,4 +91,4 @@ class LookaheadPlan:
         """Plan the next rows."""
         samples = self._position.samples(self._planned_row, row_count)
         self._planned_row += row_count
-        return plan(self._spec, self._shapes, samples)
+        return plan(self._stream, self._shapes, samples)

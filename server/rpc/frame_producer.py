@@ -1,4 +1,4 @@
-"""The frames of one checked GetBatch call: plan -> store -> frames."""
+"""The frames of one checked call: plan -> store -> frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tokenfeed.errors import Deleted, SamplesExhausted, Unreadable
 from tokenfeed.sampling.spans import Numbers, Spans
 from tokenfeed.wire import draft, frame
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import AnyRequest
 
 from ..datasets.planned_rows import PlannedRows
 from ..storage.store import RowStore
@@ -38,15 +38,15 @@ class FrameProducer:
 
     datasets: names of the dataset of each source.  store: what its rows are planned for.  gathered:
     returns what those of a frame are gathered from: the store, or its rows with some tokens
-    replaced.  stream: the stream of all its frames.  scheduler: shared by all streams of the same
-    store.
+    replaced.  shared: what all its frames have in common.  scheduler: shared by all streams of the
+    same store.
     """
 
     datasets: Sequence[str]
     store: RowStore
     gathered: Callable[[], RowStore]
-    request: StreamRequest
-    stream: frame.Stream
+    request: AnyRequest
+    shared: frame.Frames
     scheduler: FairScheduler
 
     def frames(self, connection: Connection) -> Iterator[MadeFrame]:
@@ -56,7 +56,7 @@ class FrameProducer:
         SamplesExhausted at sample 2^63.
         """
         store = self.store
-        row_bytes = self.request.spec.row_tokens * store.dtype.itemsize
+        row_bytes = self.request.stream.row_tokens * store.dtype.itemsize
         rows = PlannedRows(store, self.request)
         while rows.row < rows.end_row:
             stream_row = rows.row
@@ -102,8 +102,8 @@ class FrameProducer:
 
     def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[MadeFrame]:
         store = self.gathered()
-        planes = store.gather_planes(spans, self.request.spec.planes, patient)
-        drafts = draft.drafts(self.stream, stream_row, len(spans), store.dtype, planes)
+        planes = store.gather_planes(spans, self.request.planes, patient)
+        drafts = draft.drafts(self.shared, stream_row, len(spans), store.dtype, planes)
         for part in drafts:
             store.gather(spans[part.rows], part.tokens, patient)
         row_source, row_bytes = spans.row_source, spans.row_tokens * store.dtype.itemsize

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from tokenfeed.errors import ServerUnavailable, listed
 from tokenfeed.v1 import provenance_pb2 as pb
-from tokenfeed.wire.request import Expected, StreamRequest
+from tokenfeed.wire.request import Expected, Request
 
 from ..datasets.dataset import Dataset
 from ..datasets.provenance.answers import Answers, Asked
@@ -56,8 +56,8 @@ answers of 49,000 ranges, 7,100 and 0.12 s beside one loop, 2,600 and 0.2 s besi
 """
 _LOG = logging.getLogger("tokenfeed.server")
 
-Request = TypeVar("Request", bound=Message)
-Answer = Callable[[Request, Callable[[Asked], None]], Message]
+Question = TypeVar("Question", pb.LocateRequest, pb.FindRequest, pb.CoverageRequest)
+Answer = Callable[[Question, Callable[[Asked], None]], Message]
 
 
 class Turns:
@@ -133,7 +133,7 @@ class Provenance:
     def __init__(self, feed: TokenFeed, counts: CallCounts) -> None:
         """feed: checks requests as for GetBatch.  counts: of calls."""
 
-        def check(request: StreamRequest, expected: Expected) -> tuple[Sequence[Dataset], RowStore]:
+        def check(request: Request, expected: Expected) -> tuple[Sequence[Dataset], RowStore]:
             checked = feed.checked(request, expected)
             return checked.datasets, checked.store
 
@@ -160,16 +160,16 @@ class Provenance:
     def _answer(
         self,
         method: str,
-        kind: Callable[[], Request],
-        answer: Answer[Request],
+        kind: Callable[[], Question],
+        answer: Answer[Question],
         messages: Iterator[bytes],
         context: grpc.ServicerContext,
     ) -> bytes:
         """Return an encoded answer."""
         with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
             request = parse_message(kind, self._calls.request(call, messages))
-            stream = getattr(request, "rows" if method == "Locate" else "stream")
-            call.client_name = printable(stream.client_name)
+            named = request.rows if isinstance(request, pb.LocateRequest) else request
+            call.client_name = printable(named.client_name)
             with self._turns.take(context):
                 return bytes(answer(request, partial(_log, method, call)).SerializeToString())
         return b""

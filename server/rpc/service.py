@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import grpc
 
@@ -20,21 +20,23 @@ from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch, listed, s
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
-from tokenfeed.stream.identity import VERSIONS_SERVED, stage_plane_fingerprint
+from tokenfeed.stream.identity import stage_plane_fingerprint
 from tokenfeed.stream.planes import KINDS, LOSS_MASK, NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
-from tokenfeed.stream.spec import Source, StreamSpec
-from tokenfeed.stream.stages import MIXTURE
+from tokenfeed.stream.stage import Source
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import (
     CLIENT_NAME_MAX,
     CONTRACT_REVISION,
+    AnyRequest,
     Expected,
     Hints,
-    StreamRequest,
     from_message,
+    from_rows_message,
     require_understood,
+    require_within,
 )
 
 from ..datasets.dataset import Dataset
@@ -51,6 +53,8 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 _MIXTURES_KEPT = 64
 """Combinations of datasets that are kept ready."""
+
+Asked = TypeVar("Asked", pb.GetBatchRequest, pb.GetRowsRequest)
 
 
 class Checked(NamedTuple):
@@ -79,9 +83,8 @@ class TokenFeed:
         batch_bytes_max: int,
         request_bytes_max: int,
     ) -> None:
-        """calls, describe_calls: admit GetBatch and Describe.  activity: counts frames.
-        batch_bytes_max: larger batches are
-        refused.  request_bytes_max: the limit of the listener.
+        """calls, describe_calls: admit calls of rows, and Describe.  activity: counts frames.
+        batch_bytes_max: larger batches are refused.  request_bytes_max: the limit of the listener.
         """
         self._datasets = datasets
         self._schedulers = {name: FairScheduler() for name in datasets}
@@ -114,6 +117,7 @@ class TokenFeed:
             self.name,
             {
                 "GetBatch": grpc.stream_stream_rpc_method_handler(self.get_batch),
+                "GetRows": grpc.stream_stream_rpc_method_handler(self.get_rows),
                 "Describe": grpc.stream_unary_rpc_method_handler(self.describe),
             },
         )
@@ -122,20 +126,13 @@ class TokenFeed:
         self, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         """Answer GetBatch: yield encoded frames."""
-        with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
-            message = parse_message(pb.GetBatchRequest, self._calls.request(call, messages))
-            began_at = time.monotonic()
-            call.client_name = printable(message.client_name)
-            producer = self._open(message)
-            caller = Caller(str(context.peer()), call.client_name)
-            _LOG.debug("call opened peer=%s client=%r", *caller)
-            hints = Hints.of(message)
-            with self._activity.call(producer, caller, began_at, hints) as activity:
-                for made in producer.frames(call.connection):
-                    activity.made()
-                    sent = partial(activity.sent, made)
-                    yield from self._calls.send_frame(call, made.message, sent)
-                    del made, sent  # before the next one is made
+        return self._send_rows(pb.GetBatchRequest, from_message, Hints.of, messages, context)
+
+    def get_rows(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answer GetRows: yield encoded frames."""
+        return self._send_rows(
+            pb.GetRowsRequest, from_rows_message, _hints_of_rows, messages, context
+        )
 
     def describe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Describe: return an encoded DescribeResponse."""
@@ -145,40 +142,62 @@ class TokenFeed:
             return self._describe(parse_message(pb.DescribeRequest, message)).SerializeToString()
         return b""
 
-    def _open(self, message: pb.GetBatchRequest) -> FrameProducer:
-        """Check a request field by field and return the producer of its frames."""
-        request, expected = from_message(message)
-        spec = request.spec
-        checked = self.checked(request, expected)
-        datasets, store = checked.datasets, checked.store
-        planes = _planes(datasets, request, expected)
-        gathered = CurrentRows(partial(self.redactor.wrap, store, datasets, spec))
-        stream = frame.Stream(spec, request.position, checked.identity, planes)
-        names = [dataset.name for dataset in datasets]
-        return FrameProducer(names, store, gathered, request, stream, checked.scheduler)
+    def _send_rows(
+        self,
+        kind: Callable[[], Asked],
+        parse: Callable[[Asked], tuple[AnyRequest, Expected]],
+        hints_of: Callable[[Asked], Hints],
+        messages: Iterator[bytes],
+        context: grpc.ServicerContext,
+    ) -> Iterator[bytes]:
+        """Yield the frames of a call.
 
-    def checked(self, request: StreamRequest, expected: Expected) -> Checked:
+        kind: of its message.  parse: returns the request in a message.  hints_of: returns the hints
+        in it.
+        """
+        with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
+            message = parse_message(kind, self._calls.request(call, messages))
+            began_at = time.monotonic()
+            call.client_name = printable(message.client_name)
+            producer = self._open(*parse(message))
+            caller = Caller(str(context.peer()), call.client_name)
+            _LOG.debug("call opened peer=%s client=%r", *caller)
+            with self._activity.call(producer, caller, began_at, hints_of(message)) as activity:
+                for made in producer.frames(call.connection):
+                    activity.made()
+                    sent = partial(activity.sent, made)
+                    yield from self._calls.send_frame(call, made.message, sent)
+                    del made, sent  # before the next one is made
+
+    def _open(self, request: AnyRequest, expected: Expected) -> FrameProducer:
+        """Check a request and return the producer of its frames.  Raises: TokenfeedError."""
+        stream = request.stream
+        datasets, store, scheduler, identity = self.checked(request, expected)
+        planes = _planes(datasets, request, expected)
+        wrap = partial(self.redactor.wrap, store, datasets, stream, request.planes)
+        frames = frame.Frames(stream.row_tokens, request.position, identity, planes)
+        names = [dataset.name for dataset in datasets]
+        return FrameProducer(names, store, CurrentRows(wrap), request, frames, scheduler)
+
+    def checked(self, request: AnyRequest, expected: Expected) -> Checked:
         """Check a request, but for its planes and redactions.  Raises: TokenfeedError."""
-        spec = request.spec
-        datasets = [self._dataset(source.dataset) for source in spec.sources]
-        store, scheduler = self._rows_of(datasets, spec)
+        stream = request.stream
+        datasets = [self._dataset(source.dataset) for source in stream.sources]
+        store, scheduler = self._rows_of(datasets, stream)
         store.require_intact()
-        require_windows(spec, store.shapes)
-        request.require_within(self._limits, store.dtype.itemsize)
-        return Checked(datasets, store, scheduler, require_stream(spec, expected, datasets))
+        require_windows(stream, store.shapes)
+        require_within(request, self._limits, store.dtype.itemsize)
+        return Checked(datasets, store, scheduler, require_stream(stream, expected, datasets))
 
     def _rows_of(
-        self, datasets: Sequence[Dataset], spec: StreamSpec
+        self, datasets: Sequence[Dataset], stream: Stream
     ) -> tuple[RowStore, FairScheduler]:
-        """Return the store of one dataset, or of the sources of a mixture, and its scheduler."""
+        """Return the store of the rows of a stage, and its scheduler.  datasets: of each source."""
         names = tuple(dataset.name for dataset in datasets)
-        have_pieces = tuple(source.reads_documents for source in spec.sources)
-        if len(names) > 1:
-            return self._mixed(names, have_pieces), self._mixture_scheduler
-        store, scheduler = datasets[0].store, self._schedulers[names[0]]
-        # Another stage of the mixture may have planes that this only source lacks.
-        is_alone = spec.mixture is None or {*spec.planes} <= {*store.planes, REDACTED}
-        return store if is_alone else self._mixed(names, have_pieces), scheduler
+        if len(names) == 1:
+            return datasets[0].store, self._schedulers[names[0]]
+        have_pieces = tuple(source.reads_documents for source in stream.sources)
+        return self._mixed(names, have_pieces), self._mixture_scheduler
 
     def _mix(self, names: tuple[str, ...], have_pieces: tuple[bool, ...]) -> MixedStore:
         return MixedStore([self._datasets[name].store for name in names], have_pieces)
@@ -198,10 +217,9 @@ class TokenFeed:
             described[0].rows.append(self._document_rows(request, names))
         return pb.DescribeResponse(
             datasets=described,
-            orders=[*orders.ORDERS, MIXTURE],
+            orders=orders.ORDERS,
             limits=self._limits,
             server_version=__version__,
-            identity_versions=VERSIONS_SERVED,
             contract_revisions=[CONTRACT_REVISION],
             server_time_ms=time.time_ns() // 1_000_000,
         )
@@ -233,25 +251,29 @@ class TokenFeed:
         return dataset
 
 
+def _hints_of_rows(message: pb.GetRowsRequest) -> Hints:
+    """Return the hints in a request of single rows, which are of no trainer's stream."""
+    return Hints(message.client_name, is_tool=True)
+
+
 def _planes(
-    datasets: Sequence[Dataset], request: StreamRequest, expected: Expected
+    datasets: Sequence[Dataset], request: AnyRequest, expected: Expected
 ) -> dict[int, bytes]:
     """Return the fingerprint of each requested plane, by its kind.
 
     datasets: of each source.
-    Raises: InvalidRequest if the only dataset has no such plane; StreamMismatch if a fingerprint is
-    not the expected one, or if a loss mask is neither requested nor declined; Unreadable if a plane
-    is still being made.
+    Raises: InvalidRequest if no source has such a plane; StreamMismatch if a fingerprint is not the
+    expected one, or if a loss mask is neither requested nor declined; Unreadable if a plane is
+    still being made.
     """
-    requested = request.spec.planes
     for dataset in datasets:
-        if LOSS_MASK not in (*requested, *request.declined_planes) and (
+        if LOSS_MASK not in (*request.planes, *request.declined_planes) and (
             LOSS_MASK in dataset.store.planes
         ):
             problem = f"dataset {dataset.name!r} has a loss mask"
             cure = f"request plane {LOSS_MASK}, or decline it"
             raise StreamMismatch("declined_planes", f"{problem}: {cure}")
-    found = {kind: _plane_fingerprint(kind, datasets, request.spec) for kind in requested}
+    found = {kind: _plane_fingerprint(kind, datasets, request.stream) for kind in request.planes}
     for kind, fingerprint in expected.planes:
         require_expected(
             "expected_fingerprint",
@@ -262,27 +284,25 @@ def _planes(
     return found
 
 
-def _plane_fingerprint(kind: int, datasets: Sequence[Dataset], spec: StreamSpec) -> bytes:
-    """Return the fingerprint of a plane of a dataset, or of the only stage of a mixture."""
-    had = []
-    if kind == TOKEN_COUNTS and spec.mixture is None and not spec.reads_documents:
+def _plane_fingerprint(kind: int, datasets: Sequence[Dataset], stream: Stream) -> bytes:
+    """Return the fingerprint of a plane of a stage."""
+    if kind == REDACTED:
+        return NO_FINGERPRINT
+    if kind == TOKEN_COUNTS:
+        if stream.reads_documents:
+            return NO_FINGERPRINT
         problem = f"{kind} ({KINDS[kind]}) is of orders over documents only"
         raise InvalidRequest("planes", problem)
-    if kind in (TOKEN_COUNTS, REDACTED):
-        return NO_FINGERPRINT
-    for source, dataset in zip(spec.sources, datasets, strict=True):
-        planes = dataset.store.planes
-        if kind in planes:
-            if not planes[kind]:
+    had = []
+    for number, dataset in zip(stream.numbers, datasets, strict=True):
+        if kind in dataset.store.planes:
+            if not dataset.store.planes[kind]:
                 dataset.require_searched()
-                planes = dataset.store.planes
-            had.append((source.number, planes[kind]))
-        elif spec.mixture is None:
-            problem = f"dataset {dataset.name!r} has no plane {kind} ({KINDS[kind]})"
-            raise InvalidRequest("planes", problem)
-    if spec.mixture is None:
-        return had[0][1]
-    return stage_plane_fingerprint(kind, had)
+            had.append((number, dataset.store.planes[kind]))
+    if not had:
+        names = listed(sorted({dataset.name for dataset in datasets}))
+        raise InvalidRequest("planes", f"{kind} ({KINDS[kind]}) is no plane of {names}")
+    return had[0][1] if len(datasets) == 1 else stage_plane_fingerprint(kind, had)
 
 
 def printable(name: str) -> str:

@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.frames import encode
 from tokenfeed.sampling import orders
-from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stage import Corpus
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest, from_message
+from tokenfeed.wire.request import CONTRACT_REVISION, Request, from_message
 from tokenfeed.wire.row_block import RowBlock
 
 FINGERPRINT = bytes(range(32))
@@ -26,10 +26,10 @@ FINGERPRINT = bytes(range(32))
 
 def wanted(
     context_length: int, batch_size: int, num_batches: int | None = None, dataset: str = ""
-) -> StreamRequest:
+) -> Request:
     """What a feed of random windows asks for, seed 7, on rank 0 of 1."""
-    spec = StreamSpec.of_dataset(dataset, orders.find("random-1"), 7, context_length)
-    return StreamRequest(spec, Position(0, batch_size), num_batches)
+    stream = Stream.of_dataset(dataset, orders.find("random-1"), 7, context_length)
+    return Request(stream, Position(0, batch_size), num_batches=num_batches)
 
 
 Script = Callable[[pb.GetBatchRequest, grpc.ServicerContext], Iterator[bytes]]
@@ -40,15 +40,16 @@ def honest_frames(
 ) -> Iterator[tuple[int, bytes]]:
     """What an honest server answers, as (row count, frame); a row begins with its sample."""
     asked, _ = from_message(request)
-    stream = frame.Stream(
-        asked.spec, asked.position, asked.spec.identity([Corpus(FINGERPRINT)]), {}
+    known = asked.stream.known({0: Corpus(FINGERPRINT)})
+    row, row_tokens = asked.first_row, known.row_tokens
+    frames = frame.Frames(
+        row_tokens, asked.position, known.identity(asked.position.sample_of(row)), {}
     )
-    row = asked.first_row
     while row < asked.end_row:
         count = min(rows_per_frame, asked.end_row - row)
-        tokens = np.zeros((count, asked.spec.row_tokens), dtype="<u2")
+        tokens = np.zeros((count, row_tokens), dtype="<u2")
         tokens[:, 0] = asked.position.samples(row, count) % 65_536
-        (message,) = encode(stream, row, RowBlock(tokens))
+        (message,) = encode(frames, row, RowBlock(tokens))
         yield count, message
         row += count
 
@@ -100,7 +101,6 @@ class ScriptedServer:
         response = pb.DescribeResponse(
             orders=[*orders.ORDERS],
             datasets=[dataset] * self.datasets,
-            identity_versions=[1],
             contract_revisions=self.contract_revisions,
         )
         if self.clock_ahead_seconds is not None:

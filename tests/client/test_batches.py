@@ -87,7 +87,7 @@ def test_the_constructor_does_no_io() -> None:
     feed = RemoteBatches("no.such.host.invalid:50051", 32, 2048)
 
     assert set(threading.enumerate()) <= threads
-    assert feed._dataset._replicas._known == {}
+    assert feed._datasets._replicas._known == {}
 
 
 def test_an_iterator_that_is_let_go_of_leaves_no_thread(scripted: ScriptedServer) -> None:
@@ -292,7 +292,7 @@ def test_a_feed_that_is_refused_is_not_counted(monkeypatch: pytest.MonkeyPatch) 
     be compared with others.
     """
     counted: list[Any] = []
-    monkeypatch.setattr("client.feed.streamed.asked.rank_agreement", lambda *_: counted.append(1))
+    monkeypatch.setattr("client.feed.feed_stream.rank_agreement", lambda *_: counted.append(1))
 
     with pytest.raises(InvalidRequest, match="device"):
         RemoteBatches("localhost:1", 3, 5, device="no such device")
@@ -405,7 +405,7 @@ def test_what_an_argument_cannot_be_is_said_before_anything_is_sent(
 @pytest.mark.parametrize("name", ["run-17 rank 3", "größter Lauf", "n" * 128, ""])
 def test_a_client_has_the_name_that_it_was_given(name: str) -> None:
     """By which a server's log names it."""
-    assert RemoteBatches("localhost:1", 2, 8, client_name=name)._dataset.hints.client_name == name
+    assert RemoteBatches("localhost:1", 2, 8, client_name=name)._datasets.hints.client_name == name
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ def test_a_client_is_named_by_its_machine_and_rank_unless_told_otherwise(
 
     feed = RemoteBatches("localhost:1", 2, 8, rank=3, world_size=4)
 
-    assert feed._dataset.hints.client_name == f"{shown} rank 3"
+    assert feed._datasets.hints.client_name == f"{shown} rank 3"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_describe_says_what_is_served(
     assert "dataset train\n  tokens: 1,000 uint16 in 1 file(s)\n" in shown
     assert "  rows of 100 tokens: random-1 900, shuffled-1 9, sequential-1 9\n" in shown
     assert "dataset val\n" in shown
-    assert "orders: random-1, shuffled-1, sequential-1, packed-1, padded-1, mixture-1\n" in shown
+    assert "orders: random-1, shuffled-1, sequential-1, packed-1, padded-1\n" in shown
 
 
 def test_describe_counts_the_rows_of_an_order_over_documents(

@@ -36,7 +36,8 @@ def exported(serve: Serve, write_tokens: WriteTokens) -> str:
         next(feed)
     with NumpyBatches(server.address, 4, 8, mixture=Mixture({"web": 1, "code": 1})) as feed:
         next(feed)
-    refused = pb.GetBatchRequest(dataset="nothing").SerializeToString()
+    stream = pb.Stream(sources=[pb.Source(dataset="nothing")])
+    refused = pb.GetBatchRequest(stream=stream).SerializeToString()
     with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError):
         channel.unary_unary("/tokenfeed.v1.TokenFeed/GetBatch")(refused, timeout=10)
     return fetch(server)

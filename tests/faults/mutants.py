@@ -1,8 +1,8 @@
 """Mutants of valid requests, and a check of the answers that they get.
 
-The requests, of one dataset and of mixtures, are damaged field by field and byte by byte. An oracle
-(oracle.py) returns the refusals that each of them deserves. A request that deserves none has to be
-answered with the right tokens.
+The requests, of one dataset and of mixtures, of batches and of single rows, are damaged field by
+field and byte by byte. An oracle (oracle.py) returns the refusals that each of them deserves. A
+request that deserves none has to be answered with the right rows.
 """
 
 from __future__ import annotations
@@ -13,32 +13,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from tests.support import reference
+from tests.support.redacting import redact
 from tests.support.waiting import eventually
 from tokenfeed.sampling import orders
-from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
+from tokenfeed.wire.request import SampleList
 
 from .oracle import (
     BLOCK_MAX,
-    MIXTURE,
     Complaint,
     Feed,
     Key,
+    Request,
     Server,
-    Source,
     Tokens,
     complaints,
     describe_complaints,
-    planes_of,
+    first_sample_of,
+    parts_of,
     position,
     rows_promised,
+    samples_of,
+    shares_of,
 )
 
 WORKERS = 8
@@ -46,8 +50,8 @@ DEADLINE_SECONDS = 20.0
 SERVICE = "/tokenfeed.v1.TokenFeed"
 REQUEST_BYTES_MAX = 1 << 16
 READ_ROWS_MAX = 4096
-READ_BYTES_MAX = 1 << 17
-"""Longer answers are read up to their first frame."""
+READ_BYTES_MAX = 1 << 18
+"""Longer answers are read up to their first frame, which has half of it at most."""
 ROWS_COMPARED = 100
 """Rows of a frame that are compared with the files: all, or this many to twice as many of them."""
 
@@ -55,21 +59,13 @@ EXTREMES = (
     0, 1, 1 << 20, (1 << 20) + 1, 1 << 31, 1 << 32, (1 << 32) + 1, 1 << 53, 1 << 62,
     (1 << 63) - 1, 1 << 63, (1 << 64) - 1,
 )  # fmt: skip
-NUMBERS = (
-    "batch_size", "context_length", "seed", "first_sample", "first_row", "num_batches", "rank",
-    "world_size", "identity_version", "end_sample",
-)  # fmt: skip
-HASHES = ("expected_identity", "expected_digest")
-OTHERS = ("dataset", "order", "stage", "redactions", "long_documents", "planes", "declined_planes")
-STAGE_FIELDS = ("index", "first_sample", "previous_identity", "mixture_identity", "sources")
+KINDS = (0, 1, 50, 50, 51, 51, 52, 52, 53, 53, 54, 99, 100, (1 << 32) - 1)
 LONG_DOCUMENTS = ("cut", "drop", "truncate", "nonsense")
-SOURCE_FIELDS = (
-    "number", "dataset", "order", "seed", "base", "weight", "expected_digest", "long_documents",
-)  # fmt: skip
 NAMES = (
     "", "nobody", "Train", "train ", "tr\x00ain", "träin", "列車", "🚂" * 30, "%s%n%x", "../..",
     "\n", "x" * 100, "y" * 10_000, "ß" * 20_000, "z" * 70_000, "random", "random-2", "RANDOM-1",
-    "shuffled-1\x7f", "mixture-1", "mixture", "packed-1", "padded-1",
+    "shuffled-1\x7f", "mixture-1", "mixture", "packed-1", "padded-1", "train", "docs", "shuffled-1",
+    *LONG_DOCUMENTS,
 )  # fmt: skip
 
 NAME_SHOWN_BYTES = 64
@@ -97,14 +93,23 @@ DOCUMENTS = {
 }
 """Lengths of the documents of files that have an index of them."""
 LENGTHS = (1, 2, 16, 63, 999)
+MANY_ROWS = 1500
+"""Rows of 64 tokens that take two frames."""
 _LONG_OF = (("packed-1", "cut"), *(("padded-1", long) for long in LONG_DOCUMENTS[:3]))
 KEYS: frozenset[Key] = frozenset((order, n, long) for n in LENGTHS[1:] for order, long in _LONG_OF)
 """Rows over documents, as many as a server opens. It refuses others."""
+MASKS = {"val": [[token % 7 < 4 for token in range(2000)]]}
+FILL = 7
+RANGES = (((0, 3, 90), (1, 5, 6)), ((0, 100, 700), (1, 1006, 1100)))
+"""Redacted tokens of "docs": its second list has both."""
+REDACTIONS = {
+    "docs": [reference.RedactionList(FILL, [*RANGES[0], *RANGES[1][:end]]) for end in (0, 2)]
+}
 
 
 def open_feed(server: Server, files: Mapping[str, Sequence[Tokens]]) -> Feed:
     """Return a feed of the files of `write_files`, when its server has made its rows of KEYS."""
-    feed = Feed(server, files, DOCUMENTS, KEYS)
+    feed = Feed(server, files, DOCUMENTS, MASKS, REDACTIONS, KEYS)
     with connected(server) as channel:
         describe = channel.unary_unary(f"{SERVICE}/Describe")
         for order, length, long in sorted(KEYS):
@@ -122,7 +127,8 @@ def is_made(describe: grpc.UnaryUnaryMultiCallable[bytes, bytes], request: Messa
 
 def write_files(folder: Path) -> dict[str, list[Tokens]]:
     """Write four datasets of random tokens: "train" has two files, "wide" has tokens of four bytes,
-    and the files of "docs" have an index of their documents.  Returns: their tokens.
+    "val" has a loss mask, and the files of "docs" have an index of their documents, and lists of
+    redacted tokens.  Returns: their tokens.
     """
     numbers = np.random.default_rng(1)
     files: dict[str, list[Tokens]] = {
@@ -141,6 +147,13 @@ def write_files(folder: Path) -> dict[str, list[Tokens]]:
     for name, lengths in DOCUMENTS.items():
         for path, one in zip(paths(folder, name, files[name]), lengths, strict=True):
             np.cumsum(one).astype("<u8").tofile(f"{path}.index")
+    for name, masks in MASKS.items():
+        for path, mask in zip(mask_paths(folder, name), masks, strict=True):
+            np.array(mask, np.uint8).tofile(path)
+    for name, lists in REDACTIONS.items():
+        for ranges, one in zip(RANGES, lists, strict=True):
+            listed = redact(paths(folder, name, files[name]), *ranges, fill=FILL)
+            assert listed == reference.list_hash(*one).hex()
     return files
 
 
@@ -149,12 +162,19 @@ def paths(folder: Path, name: str, shards: Sequence[Tokens]) -> list[Path]:
     return [folder / f"{name}{index}{suffix}" for index in range(len(shards))]
 
 
+def mask_paths(folder: Path, name: str) -> list[Path]:
+    return [folder / f"{name}{index}.loss" for index in range(len(MASKS[name]))]
+
+
 def data_arguments(folder: Path, files: Mapping[str, Sequence[Tokens]]) -> list[str]:
     """Return the options that serve them."""
     arguments = []
     for name, shards in files.items():
         first, *others = map(str, paths(folder, name, shards))
         arguments += ["--data", f"{name}={first}", *others]
+    for name in MASKS:
+        first, *others = map(str, mask_paths(folder, name))
+        arguments += ["--loss-mask", f"{name}={first}", *others]
     return arguments
 
 
@@ -175,182 +195,221 @@ def make_mutants(feed: Feed, count: int, seed: int) -> Iterator[Mutant]:
     for index in range(count):
         rng = random.Random(f"{seed}-{index}")
         kind = rng.choices(("fields", "bytes", "describe"), (45, 45, 10))[0]
-        if kind == "fields":
-            request = valid_request(feed, rng)
-            for _ in range(rng.choice((0, 1, 1, 2, 3))):
-                mutate_field(request, rng)
-            yield Mutant(kind, "GetBatch", request.SerializeToString())
-        elif kind == "bytes":
-            message = valid_request(feed, rng).SerializeToString()
-            for _ in range(rng.choice((1, 1, 2, 4))):
-                message = mutate_bytes(message, rng)
-            yield Mutant(kind, "GetBatch", message)
-        else:
+        if kind == "describe":
             message = describe_request(rng).SerializeToString()
             yield Mutant(
                 kind, "Describe", message if rng.random() < 0.5 else mutate_bytes(message, rng)
             )
+            continue
+        is_list = rng.random() < 0.25
+        request = valid_rows_request(feed, rng) if is_list else valid_request(feed, rng)
+        if kind == "fields":
+            for _ in range(rng.choice((0, 1, 1, 2, 3))):
+                mutate_field(request, rng)
+            message = request.SerializeToString()
+        else:
+            message = request.SerializeToString()
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                message = mutate_bytes(message, rng)
+        yield Mutant(kind, "GetRows" if is_list else "GetBatch", message)
 
 
 def valid_request(feed: Feed, rng: random.Random) -> pb.GetBatchRequest:
     batch_size, world_size = rng.choice((1, 2, 3, 8)), rng.choice((1, 1, 2, 7))
+    if rng.random() < 0.03:
+        batch_size = MANY_ROWS
     request = pb.GetBatchRequest(
         batch_size=batch_size,
-        context_length=rng.choice(LENGTHS),
-        seed=valid_seed(rng),
         first_sample=rng.choice((0, rng.getrandbits(20), rng.getrandbits(62))),
         first_row=rng.randrange(batch_size),
         num_batches=rng.randrange(4),
         rank=rng.randrange(world_size),
         world_size=world_size if world_size > 1 or rng.random() < 0.5 else None,
     )
-    if rng.random() < 0.25:
-        request.order = MIXTURE
-        request.stage.CopyFrom(valid_stage(feed, request, rng))
-    else:
-        add_source(request, feed, rng, request.context_length)
-    for kind in sorted(planes_of(feed, request)) if rng.random() < 0.5 else ():
-        is_expected = rng.random() < 0.5
-        fingerprint = feed.plane_fingerprint(request, kind) if is_expected else b""
-        request.planes.add(kind=kind, expected_fingerprint=fingerprint)
-    if rng.random() < 0.5:
-        request.expected_identity = feed.identity(request)
-        request.identity_version = 2 if request.order == MIXTURE else 1
     if rng.random() < 0.3:
         request.end_sample = request.first_sample + rng.randrange(40)
-    if rng.random() < 0.3:
-        request.client_name = rng.choice(NAMES)
-        request.declined_planes.extend(rng.choice(([51], [0, 51, 52], [(1 << 32) - 1])))
+    add_stream(request, feed, rng)
     return request
 
 
-def valid_seed(rng: random.Random) -> int:
-    return rng.choice((0, 7, rng.getrandbits(64)))
+def valid_rows_request(feed: Feed, rng: random.Random) -> pb.GetRowsRequest:
+    """Return a request for rows near each other, or anywhere."""
+    bits, first = rng.choice((5, 20, 63)), rng.getrandbits(rng.choice((1, 20, 62)))
+    count = MANY_ROWS if rng.random() < 0.1 else rng.randrange(1, 30)
+    samples = [min(first + rng.getrandbits(bits), (1 << 63) - 1) for _ in range(count)]
+    request = pb.GetRowsRequest(samples=samples)
+    add_stream(request, feed, rng)
+    return request
 
 
-def add_source(source: Source, feed: Feed, rng: random.Random, context_length: int) -> None:
+def add_stream(request: Request, feed: Feed, rng: random.Random) -> None:
+    """Add a stream to a request for some rows, and what is asked of it."""
+    request.stream.CopyFrom(valid_stream(feed, rng, first_sample_of(request)))
+    stream, kinds = request.stream, feed.kinds(request.stream)
+    count = rng.choice((0, 0, len(kinds), rng.randrange(len(kinds) + 1)))
+    wanted = rng.sample(sorted(kinds), count)
+    if stream.redactions and 53 not in wanted:
+        wanted.append(53)
+    for kind in wanted:
+        is_expected = rng.random() < 0.5
+        fingerprint = feed.plane_fingerprint(stream, kind) if is_expected else b""
+        request.planes.add(kind=kind, expected_fingerprint=fingerprint)
+    if 51 in kinds and 51 not in wanted:
+        request.declined_planes.append(51)
+    if rng.random() < 0.5:
+        request.expected_identity = feed.identity(stream)
+    if rng.random() < 0.3:
+        request.client_name = rng.choice(NAMES)
+        request.declined_planes.extend(rng.choice(([51], [0, 51, 52], [(1 << 32) - 1])))
+
+
+def valid_stream(feed: Feed, rng: random.Random, first: int) -> pb.Stream:
+    """Return a stream over one dataset, or a mixture, whose sources may have the same dataset.
+
+    first: the sample from which on it may be read.
+    """
+    stream = pb.Stream(seed=any_seed(rng), stage=pb.Stage(context_length=rng.choice(LENGTHS)))
+    stage, number = stream.stage, 0
+    if rng.random() < 0.5:
+        stage.index = rng.choice((0, 1, rng.getrandbits(32)))
+        stage.first_sample = rng.choice((0, first, rng.randrange(first + 1)))
+        number = rng.choice((0, 0, 3))
+        if stage.index or rng.random() < 0.5:
+            stage.previous_identity = rng.randbytes(32) if stage.index else bytes(32)
+        for _ in range(rng.choice((1, 1, 2, 3, 5))):
+            add_source(stream, feed, rng, number)
+            stage.shares.add(
+                source=number,
+                weight=rng.choice((1, 2, 70, rng.randrange(1, 1 << 17))),
+                base=rng.choice((0, rng.getrandbits(20), rng.getrandbits(62))),
+            )
+            number += rng.choice((1, 1, 5, 1 << 28))
+    else:
+        add_source(stream, feed, rng, 0)
+    own = [each for each in stream.sources if feed.lists[each.dataset]]
+    listed = {
+        (rng.choice((0, first, rng.randrange(first + 1))), source.number, hashed)
+        for source in own * rng.randrange(2)
+        for hashed in rng.sample([*feed.lists[source.dataset]], rng.randrange(3))
+    }
+    for begin, number, hashed in sorted(listed):
+        stream.redactions.add(first_sample=begin, source=number, list_hash=hashed)
+    return stream
+
+
+def add_source(stream: pb.Stream, feed: Feed, rng: random.Random, number: int) -> None:
     """Name a dataset and its order, and perhaps the digest."""
+    source = stream.sources.add(number=number, seed=any_seed(rng))
     source.dataset = rng.choice([*feed.files, *feed.documents])
     source.order = rng.choice(("", *orders.OF_WINDOWS))
-    keys = sorted(key for key in feed.keys if key[1] == context_length)
+    keys = sorted(key for key in feed.keys if key[1] == stream.stage.context_length)
     if source.dataset in feed.documents and keys and rng.random() < 0.7:
         source.order, _, source.long_documents = rng.choice(keys)
     if rng.random() < 0.2:
         source.expected_digest = feed.digests[source.dataset]
 
 
-def valid_stage(feed: Feed, request: pb.GetBatchRequest, rng: random.Random) -> pb.Stage:
-    """Return a stage that the request may read; its sources may have the same dataset."""
-    first = position(request).sample_of(request.first_row)
-    stage = pb.Stage(
-        index=rng.choice((0, 1, rng.getrandbits(32))),
-        first_sample=rng.choice((0, first, rng.randrange(first + 1))),
-        previous_identity=rng.randbytes(32),
-    )
-    if rng.random() < 0.5:
-        stage.mixture_identity = reference.mixture_start(request.seed, request.context_length)
-    number, base_left = rng.choice((0, 0, 3)), stage.first_sample
-    for _ in range(rng.randrange(1, 6)):
-        source = stage.sources.add(
-            number=number,
-            seed=valid_seed(rng),
-            base=rng.choice((0, base_left, rng.randrange(base_left + 1))),
-            weight=rng.choice((1, 2, 70, rng.randrange(1, 1 << 17))),
-        )
-        add_source(source, feed, rng, request.context_length)
-        number += rng.choice((1, 1, 5, 1 << 28))
-        base_left -= source.base
-    return stage
+def any_seed(rng: random.Random) -> int:
+    return rng.choice((0, 7, rng.getrandbits(64)))
 
 
-def mutate_field(request: pb.GetBatchRequest, rng: random.Random) -> None:
-    """Set one field to something extreme, or unset it."""
-    if request.HasField("stage") and rng.random() < 0.6:
-        mutate_stage(request, rng)
+def mutate_field(request: Request, rng: random.Random) -> None:
+    """Set a field of the request, or of a message within it, to something extreme, or unset it."""
+    if rng.random() < 0.02:
+        add_sources(request.stream, rng)
         return
-    field = rng.choice((*NUMBERS, *NUMBERS, *HASHES, *OTHERS))
-    if rng.random() < 0.15:
-        request.ClearField(field)
-    elif field in NUMBERS:
-        number = any_number(rng)
-        setattr(request, field, number % (1 << 32 if field == "identity_version" else 1 << 64))
-    elif field in HASHES:
-        setattr(request, field, any_hash(rng))
-    elif field == "planes":
-        request.planes.extend(
-            pb.WantedPlane(
-                kind=rng.choice((0, 1, 50, 51, 52, 53, 54, 99, 100, (1 << 32) - 1)),
-                expected_fingerprint=rng.randbytes(rng.choice((0, 31, 32))),
-            )
-            for _ in range(rng.choice((1, 2, 500)))
-        )
-        if rng.random() < 0.2:
-            del request.planes[:]
-            for kind in rng.choice(((50,), (51,), (52,), (53,), (50, 51, 52, 53), (51, 50))):
-                request.planes.add(kind=kind)
-        if rng.random() < 0.2:
-            del request.planes[1:]
-            request.planes.extend([request.planes[0]] * rng.choice((1, 500, 10_000)))
-    elif field == "declined_planes":
-        request.declined_planes.extend(rng.choice(((), (51,), (1, 2, 3))))
-    elif field == "stage":
-        request.stage.CopyFrom(pb.Stage(index=any_number(rng)))
-    elif field == "redactions":
-        request.redactions.add(list_hash=rng.randbytes(rng.choice((0, 32))))
-    elif field == "long_documents":
-        request.long_documents = rng.choice(LONG_DOCUMENTS)
+    kinds: dict[str, list[Message]] = {}
+    for part in all_parts(request):
+        kinds.setdefault(part.DESCRIPTOR.name, []).append(part)
+    message: Message = request
+    if rng.random() < 0.7:
+        message = rng.choice(kinds[rng.choice(sorted(kinds))])
+    field = rng.choice(message.DESCRIPTOR.fields)
+    if rng.random() < (0.4 if field.is_repeated else 0.15):
+        message.ClearField(field.name)
+    elif rng.random() < 0.1:
+        merge_foreign_field(message, rng)
+    elif field.is_repeated:
+        mutate_list(getattr(message, field.name), field, rng, request)
+    elif field.message_type is not None:
+        getattr(message, field.name).Clear()
+        getattr(message, field.name).SetInParent()
     else:
-        setattr(request, field, rng.choice(NAMES))
+        setattr(message, field.name, any_value(field, rng, request))
 
 
-def mutate_stage(request: pb.GetBatchRequest, rng: random.Random) -> None:
-    """The same for a field of its stage, or of one of the sources."""
-    stage = request.stage
-    field = rng.choice((*STAGE_FIELDS, *SOURCE_FIELDS)) if stage.sources else "sources"
-    if field in SOURCE_FIELDS:
-        mutate_source(stage, field, rng)
-    elif rng.random() < 0.15:
-        stage.ClearField(field)
-    elif field == "index":
-        stage.index = any_number(rng)
-    elif field == "first_sample":
-        first = request.first_sample + request.rank * request.batch_size + request.first_row
-        stage.first_sample = rng.choice((first, first + 1, any_number(rng))) % (1 << 64)
-    elif field != "sources":
-        setattr(stage, field, any_hash(rng))
+def all_parts(message: Message) -> Iterator[Message]:
+    """Yield a message, and all messages within it."""
+    yield message
+    for part in parts_of(message):
+        yield from all_parts(part)
+
+
+def any_value(field: Any, rng: random.Random, request: Request) -> object:
+    """Return a value for a field: often the limit of it, or a number that occurs elsewhere."""
+    if field.type == field.TYPE_STRING:
+        return rng.choice(NAMES)
+    if field.type == field.TYPE_BYTES:
+        return any_hash(rng)
+    if field.type == field.TYPE_BOOL:
+        return rng.random() < 0.5
+    number = any_number(rng)
+    if field.name == "weight" and rng.random() < 0.4:
+        weights = [share.weight for share in shares_of(request.stream.stage)]
+        number = BLOCK_MAX - sum(weights) + rng.choice(weights) + rng.randrange(2)
+    elif field.name in ("kind", "declined_planes"):
+        number = rng.choice(KINDS)
+    elif field.name == "first_sample" and rng.random() < 0.6:
+        number = first_sample_of(request) + rng.randrange(2)
     elif rng.random() < 0.5:
-        mutated = rng.sample(stage.sources, len(stage.sources))
-        del stage.sources[:]
-        stage.sources.extend(mutated + mutated[: rng.randrange(2)])
-    else:
-        first_number = stage.sources[-1].number + 1 if stage.sources else 0
-        step = rng.choice((-1, 0, 1, 1, 1))
-        count = rng.choice((100, 1000, 2000))
-        stage.sources.extend(
-            pb.StageSource(number=(first_number + step * n) % (1 << 32), dataset="val", weight=1)
-            for n in range(count)
-        )
+        others = [value for part in all_parts(request) for value in numbers_in(part)]
+        number = rng.choice([0, *others]) + rng.choice((-1, 0, 0, 1))
+    return number % (1 << 32 if field.type == field.TYPE_UINT32 else 1 << 64)
 
 
-def mutate_source(stage: pb.Stage, field: str, rng: random.Random) -> None:
-    """The same for a field of one of its sources."""
-    source = rng.choice(stage.sources)
-    if rng.random() < 0.15:
-        source.ClearField(field)
-    elif field == "number":
-        source.number = rng.choice((any_number(rng), stage.sources[-1].number)) % (1 << 32)
-    elif field in ("base", "weight"):
-        limit = BLOCK_MAX if field == "weight" else stage.first_sample
-        left = limit - sum(getattr(each, field) for each in stage.sources) + getattr(source, field)
-        setattr(source, field, rng.choice((left, left + 1, any_number(rng))) % (1 << 64))
-    elif field == "seed":
-        source.seed = any_number(rng)
-    elif field == "expected_digest":
-        source.expected_digest = any_hash(rng)
-    elif field == "long_documents":
-        source.long_documents = rng.choice(LONG_DOCUMENTS)
-    else:
-        setattr(source, field, rng.choice((*NAMES, "train", "shuffled-1")))
+def numbers_in(message: Message) -> Iterator[int]:
+    for _, value in message.ListFields():
+        if type(value) is int:
+            yield value
+
+
+def mutate_list(values: Any, field: Any, rng: random.Random, request: Request) -> None:
+    """Shuffle what a repeated field has, repeat some of it, drop some, or add to it."""
+    kind, count = rng.randrange(4), len(values)
+    if field.message_type is None and kind < 2:
+        values.extend(any_value(field, rng, request) for _ in range(rng.choice((1, 2, 500))))
+        return
+    if field.message_type is not None and kind == 0:
+        values.add(**({"kind": rng.choice(KINDS)} if field.name == "planes" else {}))
+        return
+    kept = rng.sample(list(values), count)
+    if kind == 1:
+        kept = kept[: rng.randrange(count + 1)]
+    elif kind == 2:
+        kept += kept[: rng.randrange(2)] * rng.choice((1, 1, 500, 10_000))
+    del values[:]
+    values.extend(kept)
+
+
+def add_sources(stream: pb.Stream, rng: random.Random) -> None:
+    """Add many sources, which may all be valid."""
+    for share in () if stream.stage.shares else shares_of(stream.stage):
+        stream.stage.shares.add().CopyFrom(share)
+    first = stream.sources[-1].number + 1 if stream.sources else 0
+    step = rng.choice((-1, 0, 1, 1, 1))
+    for n in range(rng.choice((100, 1000, 2000))):
+        number = (first + step * n) % (1 << 32)
+        stream.sources.add(number=number, dataset="train")
+        stream.stage.shares.add(source=number, weight=1)
+
+
+def merge_foreign_field(message: Message, rng: random.Random) -> None:
+    """Add a field of any number and type to a message, unless that cannot be read."""
+    number = rng.choice((*range(1, 20), 50, 99, 100, 101, 19_000))
+    try:
+        message.MergeFromString(field_of_any_type(number, rng))
+    except DecodeError:
+        return
 
 
 def any_number(rng: random.Random) -> int:
@@ -395,7 +454,7 @@ def mutate_bytes(message: bytes, rng: random.Random) -> bytes:
         return message[:end] + message[first:end] + message[end:]
     if kind == 6:  # all of it again, or most
         return message + message[rng.choice((0, first)) :]
-    known = rng.choice((*range(1, 20), 100))
+    known = rng.choice((*range(1, 13), 100))
     unknown = rng.choice((0, 20, 50, 99, 101, 19_000, (1 << 29) - 1))
     field = field_of_any_type(known if kind == 7 else unknown, rng)
     if kind == 9:
@@ -443,19 +502,43 @@ def varint(value: int) -> bytes:
 class Verdict:
     """The answer to a mutant.
 
-    parsed: whether it passed the first check.  order: that it asks for.  frames: that arrived.
-    wrong: the error in the answer, or empty.
+    parsed: whether it passed the first check.  words: what kinds of rows arrived, if any.  wrong:
+    the error in the answer, or empty.
     """
 
     mutant: Mutant
     status: str
     parsed: bool
-    order: str
-    frames: int
+    words: frozenset[str]
     wrong: str = ""
 
     def __str__(self) -> str:
         return f"{self.wrong}: {self.mutant.method} {self.mutant.message[:300].hex()}"
+
+
+WORDS = frozenset({"windows", "documents", "mixtures", "redacted", "masked", "listed"})
+
+
+def words_of(request: Request) -> frozenset[str]:
+    """Return which of WORDS are true of the rows of a valid request."""
+    stream = request.stream
+    is_over = {source.order in reference.DOCUMENT_ORDERS for source in stream.sources}
+    facts = {
+        "windows": False in is_over,
+        "documents": True in is_over,
+        "mixtures": len(stream.sources) > 1,
+        "redacted": bool(stream.redactions),
+        "masked": 51 in [plane.kind for plane in request.planes],
+        "listed": isinstance(request, pb.GetRowsRequest),
+    }
+    return frozenset(word for word, is_true in facts.items() if is_true)
+
+
+REQUESTS = {
+    "GetBatch": pb.GetBatchRequest,
+    "GetRows": pb.GetRowsRequest,
+    "Describe": pb.DescribeRequest,
+}
 
 
 def judge_all(feed: Feed, mutants: Sequence[Mutant]) -> list[Verdict]:
@@ -471,8 +554,7 @@ def judge_all(feed: Feed, mutants: Sequence[Mutant]) -> list[Verdict]:
 
 
 def judge(feed: Feed, channel: grpc.Channel, mutant: Mutant) -> Verdict:
-    kind = pb.GetBatchRequest if mutant.method == "GetBatch" else pb.DescribeRequest
-    request, is_message = kind(), True
+    request, is_message = REQUESTS[mutant.method](), True
     try:
         request.ParseFromString(mutant.message)
     except DecodeError:
@@ -481,7 +563,8 @@ def judge(feed: Feed, channel: grpc.Channel, mutant: Mutant) -> Verdict:
         mutant.message, timeout=DEADLINE_SECONDS
     )
     frames: list[bytes] = []
-    frame_limit = frames_to_read(request) if is_message and mutant.method == "GetBatch" else None
+    is_of_rows = not isinstance(request, pb.DescribeRequest)
+    frame_limit = frames_to_read(request) if is_message and is_of_rows else None
     status, details, metadata = outcome(call, frames, frame_limit)
     parsed = len(mutant.message) <= REQUEST_BYTES_MAX and not details.startswith(
         "request: is not a valid"
@@ -492,14 +575,14 @@ def judge(feed: Feed, channel: grpc.Channel, mutant: Mutant) -> Verdict:
             assert status == "RESOURCE_EXHAUSTED", f"{status}: {details}"
         elif not is_message:
             assert_refusal({("request", "INVALID_ARGUMENT")}, status, details, metadata)
-        elif mutant.method == "Describe":
+        elif isinstance(request, pb.DescribeRequest):
             judge_described(feed, request, frames, (status, details, metadata))
         else:
-            judge_batches(feed, request, frames, (status, details, metadata))
+            judge_rows(feed, request, frames, (status, details, metadata))
     except Exception as error:  # noqa: BLE001 - collected with its message
         wrong = repr(error)
-    order = request.order if isinstance(request, pb.GetBatchRequest) else ""
-    return Verdict(mutant, status, parsed, order, len(frames), wrong)
+    words = words_of(request) if frames and is_of_rows else frozenset[str]()
+    return Verdict(mutant, status, parsed, words, wrong)
 
 
 Outcome = tuple[str, str, tuple[object, ...]]
@@ -525,49 +608,62 @@ def judge_described(
         assert names == ([request.dataset] if request.dataset else sorted(feed.files))
 
 
-def judge_batches(
-    feed: Feed, request: pb.GetBatchRequest, frames: list[bytes], ended: Outcome
-) -> None:
-    sources: list[Source] = [request, *request.stage.sources]
+def judge_rows(feed: Feed, request: Request, messages: list[bytes], ended: Outcome) -> None:
+    stream = request.stream
     sent = {
-        text for source in sources for text in (source.dataset, source.order, source.long_documents)
+        text
+        for source in stream.sources
+        for text in (source.dataset, source.order, source.long_documents)
     }
     if deserved := complaints(feed, request):
-        assert not frames, "frames before a refusal"
+        assert not messages, "frames before a refusal"
         assert_refusal(deserved, *ended, sent=sent)
         return
-    next_row = request.first_row
-    for message in frames:
+    kinds = sorted(plane.kind for plane in request.planes)
+    frames = frame.Frames(
+        stream.stage.context_length + 1,
+        SampleList(np.array(request.samples))
+        if isinstance(request, pb.GetRowsRequest)
+        else position(request),
+        feed.identity(stream),
+        {kind: feed.plane_fingerprint(stream, kind) for kind in kinds},
+    )
+    begin = 0 if isinstance(request, pb.GetRowsRequest) else request.first_row
+    next_row = begin
+    for message in messages:
         decoded = frame.decode(message)
-        # Of the specification a frame has only the length of its rows.
-        kinds = sorted(plane.kind for plane in request.planes)
-        spec = StreamSpec.of_dataset("", orders.find(""), 0, request.context_length, kinds)
-        planes = {kind: feed.plane_fingerprint(request, kind) for kind in kinds}
-        stream = frame.Stream(spec, position(request), feed.identity(request), planes)
-        rows = decoded.rows(stream, next_row)
-        assert decoded.token_bytes == feed.token_bytes(request)
-        compared = range(0, len(rows), max(1, len(rows) // ROWS_COMPARED))
-        expected = feed.rows(request, [next_row + row for row in compared])
-        np.testing.assert_array_equal(rows.tokens[compared], expected)
+        rows = decoded.rows(frames, next_row)
+        assert decoded.token_bytes == feed.token_bytes(stream)
         assert [plane.kind for plane in rows.planes] == kinds
-        for plane in rows.planes:
-            for row in compared:
-                found = plane[row : row + 1].content.tobytes()
-                assert found == feed.plane_row(request, plane.kind, next_row + row)
+        compared = range(0, len(rows), max(1, len(rows) // ROWS_COMPARED))
+        samples = samples_of(request, [next_row + row for row in compared])
+        for row, sample in zip(compared, samples, strict=True):
+            expected = feed.row(stream, sample)
+            if expected is None:
+                continue
+            np.testing.assert_array_equal(rows.tokens[row], expected.tokens)
+            for plane in rows.planes:
+                assert plane[row : row + 1].content.tobytes() == expected.planes[plane.kind]
         assert decoded.tokens.size <= 1 << 20
         # Each plane has a fingerprint, and says how many bytes each row has.
         planes_bytes = sum(64 + 2 * len(rows) + plane.content.size for plane in rows.planes)
         assert len(message) - decoded.tokens.size < 128 + planes_bytes
         next_row += len(rows)
     if frames_to_read(request) is not None and rows_promised(request):
-        assert frames, f"no frame: {ended}"
+        assert messages, f"no frame: {ended}"
         assert ended[0] == "cancelled by us", ended
     else:
-        assert next_row - request.first_row == rows_promised(request), "not the rows promised"
-        if request.HasField("num_batches") or request.HasField("end_sample"):
+        assert next_row - begin == rows_promised(request), "not the rows promised"
+        if has_end(request):
             assert ended[0] == "OK", ended
         else:
             assert_refusal({("first_sample", "OUT_OF_RANGE")}, *ended, sent=sent)
+
+
+def has_end(request: Request) -> bool:
+    """Return whether it ends below sample 2^63."""
+    is_list = isinstance(request, pb.GetRowsRequest)
+    return is_list or request.HasField("num_batches") or request.HasField("end_sample")
 
 
 def assert_refusal(
@@ -595,14 +691,14 @@ def assert_refusal(
     assert not shown, f"{details!r} shows {shown}"
 
 
-def frames_to_read(request: pb.GetBatchRequest) -> int | None:
+def frames_to_read(request: Request) -> int | None:
     """Return the number of frames after which to cancel a long call; None to read all of it."""
     try:
         rows = rows_promised(request)
     except Exception:  # noqa: BLE001 - the position is invalid and will be refused
         return 1
-    is_short = rows <= READ_ROWS_MAX and rows * (request.context_length + 1) * 2 <= READ_BYTES_MAX
-    return None if is_short else 1
+    row_bytes = (request.stream.stage.context_length + 1) * 2
+    return None if rows <= READ_ROWS_MAX and rows * row_bytes <= READ_BYTES_MAX else 1
 
 
 def outcome(

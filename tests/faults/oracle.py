@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +22,16 @@ from tests.support import reference
 from tokenfeed.stream.position import Position
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-MIXTURE = "mixture-1"
 DEFAULT_ORDER = "random-1"
 BATCH_BYTES_MAX = 1 << 30
 ROW_BYTES_MAX = 1 << 30
 BLOCK_MAX = 1 << 20
+ROWS_MAX = 1 << 16
 
 Tokens = npt.NDArray[np.unsignedinteger]
-Source = pb.GetBatchRequest | pb.StageSource
-"""What names a dataset, its order and its digest: a request of one dataset is its only source."""
+Request = pb.GetBatchRequest | pb.GetRowsRequest
 Pieces = list[list[int]]
-"""[file, first token, length] of each piece of a row."""
+"""[file, first token, length] of each piece of a row; a window is one."""
 Key = tuple[str, int, str]
 """An order over documents, T, and what it does with long ones."""
 Complaint = tuple[str, str]
@@ -51,25 +50,37 @@ class Server(Protocol):
     def stderr(self) -> str: ...
 
 
+class Row(NamedTuple):
+    """planes: its bytes of each kind."""
+
+    tokens: Tokens
+    planes: dict[int, bytes]
+
+
 @dataclass
 class Feed:
     """A server, and what it serves.
 
     files: the tokens of each file of each dataset.  documents: the lengths of the documents of each
-    file, of datasets that know them.  keys: of rows over documents that the server has opened, as
-    many as it opens.
+    file, of datasets that know them.  masks: which tokens are targets, of each file, of datasets
+    with a loss mask.  redactions: the lists of each dataset.  keys: of rows over documents that the
+    server has opened, as many as it opens.
     """
 
     server: Server
     files: Mapping[str, Sequence[Tokens]]
     documents: Mapping[str, list[list[int]]]
+    masks: Mapping[str, list[list[bool]]]
+    redactions: Mapping[str, list[reference.RedactionList]]
     keys: frozenset[Key]
     fingerprints: dict[str, bytes] = field(init=False)
     digests: dict[str, bytes] = field(init=False)
     starts: dict[str, list[list[int]]] = field(init=False)
+    planes: dict[str, dict[int, bytes]] = field(init=False)
+    lists: dict[str, dict[bytes, reference.RedactionList]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute fingerprints and digests, and where documents begin."""
+        """Compute the hashes of each dataset and of its planes, and where documents begin."""
         contents = {
             name: (files[0].dtype.name, [tokens.tobytes() for tokens in files], files[0].itemsize)
             for name, files in self.files.items()
@@ -80,122 +91,126 @@ class Feed:
             name: [list(_starts(lengths)) for lengths in files]
             for name, files in self.documents.items()
         }
+        self.planes = {name: {} for name in self.files}
+        for name, starts in self.starts.items():
+            entries = list(map(reference.document_entries, starts))
+            self.planes[name][50] = reference.plane_fingerprint(50, entries)
+        for name, masks in self.masks.items():
+            entries = list(map(reference.mask_entries, masks))
+            self.planes[name][51] = reference.plane_fingerprint(51, entries)
+        self.lists = {
+            name: {reference.list_hash(*one): one for one in self.redactions.get(name, ())}
+            for name in self.files
+        }
 
-    def identity(self, request: pb.GetBatchRequest) -> bytes:
-        """Return the identity of the rows of a valid request."""
-        length = request.context_length
-        if request.order != MIXTURE:
-            order, fingerprint = request.order or DEFAULT_ORDER, self.fingerprints[request.dataset]
-            pieces = self._pieces_hash(request, length)
-            return reference.identity(order, request.seed, length, fingerprint, pieces)
-        stage = request.stage
-        sources = [
-            reference.Source(
-                source.number,
-                self.fingerprints[source.dataset],
-                source.order or DEFAULT_ORDER,
-                source.seed,
-                source.base,
-                source.weight,
-                self._pieces_hash(source, length),
-            )
-            for source in stage.sources
-        ]
-        return reference.stage_identity(
-            stage.previous_identity, stage.index, stage.first_sample, sources
+    def identity(self, stream: pb.Stream) -> bytes:
+        """Return the identity of the rows of a valid stream."""
+        stage, sources = stream.stage, {source.number: source for source in stream.sources}
+        identity = reference.stage_identity(
+            stage.previous_identity or bytes(32),
+            stage.index,
+            stage.first_sample,
+            stage.context_length,
+            stream.seed,
+            [
+                reference.Source(
+                    share.source,
+                    self.fingerprints[sources[share.source].dataset],
+                    sources[share.source].order or DEFAULT_ORDER,
+                    sources[share.source].seed,
+                    share.base,
+                    share.weight,
+                    self._pieces_hash(sources[share.source], stage.context_length),
+                )
+                for share in shares_of(stage)
+            ],
         )
+        return reference.redacted_identity(identity, redactions_of(stream))
 
-    def token_bytes(self, request: pb.GetBatchRequest) -> int:
-        """Return the width of the tokens of a request: that of its widest source."""
-        names = {source.dataset for source in sources_of(request)} & set(self.files)
+    def token_bytes(self, stream: pb.Stream) -> int:
+        """Return the width of the tokens of a stream: that of its widest source."""
+        names = {source.dataset for source in stream.sources} & set(self.files)
         return max((self.files[name][0].itemsize for name in names), default=2)
 
-    def plane_fingerprint(self, request: pb.GetBatchRequest, kind: int) -> bytes:
-        """Return the fingerprint of a plane that a request may have."""
-        if kind == 53:
-            return bytes(32)
-        entries = {
-            name: [reference.document_entries(starts) for starts in files]
-            for name, files in self.starts.items()
-        }
-        if request.order != MIXTURE:
-            return reference.plane_fingerprint(kind, entries[request.dataset])
-        known = [
-            (source.number, reference.plane_fingerprint(50, entries[source.dataset]))
-            for source in request.stage.sources
-            if kind == 50 and source.dataset in entries
-        ]
-        return reference.stage_plane_fingerprint(kind, known)
+    def kinds(self, stream: pb.Stream) -> set[int]:
+        """Return the kinds of planes that may be requested of a stream."""
+        kinds = {53}
+        for source in stream.sources:
+            kinds |= set(self.planes.get(source.dataset, ()))
+            kinds |= {52} if source.order in reference.DOCUMENT_ORDERS else set()
+        return kinds
 
-    def rows(self, request: pb.GetBatchRequest, stream_rows: Iterable[int]) -> Tokens:
-        """Return rows of a valid request, from the files themselves.
+    def plane_fingerprint(self, stream: pb.Stream, kind: int) -> bytes:
+        """Return the fingerprint of one of its `kinds`."""
+        planes = {each.number: self.planes.get(each.dataset, {}) for each in stream.sources}
+        had = [(number, own[kind]) for number, own in planes.items() if kind in own]
+        if len(planes) == 1 and had:
+            return had[0][1]
+        return reference.stage_plane_fingerprint(kind, had)
 
-        stream_rows: their numbers; row r of batch k is k * batch_size + r.
+    def row(self, stream: pb.Stream, sample: int) -> Row | None:
+        """Return a row of a valid stream, from the files themselves; None if the contract does not
+        define it.
         """
-        return np.stack([self._row(request, row) for row in stream_rows])
-
-    def plane_row(self, request: pb.GetBatchRequest, kind: int, stream_row: int) -> bytes:
-        """Return what a plane has of a row of a valid request."""
-        length = request.context_length
-        source, sample = self._located(request, stream_row)
+        length = stream.stage.context_length
+        source, own_sample = _located(stream, sample)
+        if own_sample >= 1 << 63:
+            return None
+        files, pieces = self.files[source.dataset], self._pieces(source, length, own_sample)
+        tokens = np.concatenate([files[file][first : first + n] for file, first, n in pieces])
+        tokens = np.pad(tokens, (0, length + 1 - len(tokens)))
+        lists = [
+            self.lists[source.dataset][hashed]
+            for _, number, hashed in redactions_of(stream)
+            if number == source.number
+        ]
+        planes = dict.fromkeys((50, 51, 52, 53), b"")
+        if lists:
+            sent, planes[53] = reference.redacted_row(tokens.tolist(), pieces, lists)
+            tokens = np.array(sent, tokens.dtype)
+        ((file, first, _), *_) = pieces
         if source.order in reference.DOCUMENT_ORDERS:
-            pieces = self._pieces(source, length, sample)
-            of_pieces = {50: reference.piece_starts_row, 52: reference.token_counts_row}
-            return of_pieces[kind](pieces) if kind in of_pieces else b""
-        if kind != 50 or source.dataset not in self.starts:
-            return b""
-        file, first = self._window(source, length, sample)
-        return reference.document_starts_row(self.starts[source.dataset][file], first, length)
+            planes[50] = reference.piece_starts_row(pieces)
+            planes[52] = reference.token_counts_row(pieces)
+        elif source.dataset in self.starts:
+            starts = self.starts[source.dataset][file]
+            planes[50] = reference.document_starts_row(starts, first, length)
+        if source.dataset in self.masks:  # no dataset here has both
+            mask = self.masks[source.dataset][file]
+            planes[51] = reference.loss_mask_row(mask, first, length)
+        return Row(tokens, planes)
 
-    def document_rows(self, source: Source | pb.DescribeRequest, length: int) -> list[Pieces]:
+    def document_rows(self, source: pb.Source | pb.DescribeRequest, length: int) -> list[Pieces]:
         """Return the rows of an order over documents."""
         files = tuple(map(tuple, self.documents[source.dataset]))
         return _document_rows(source.order, files, length, source.long_documents or "cut")
 
-    def _row(self, request: pb.GetBatchRequest, stream_row: int) -> Tokens:
-        length = request.context_length
-        source, sample = self._located(request, stream_row)
-        files = self.files[source.dataset]
-        if source.order in reference.DOCUMENT_ORDERS:
-            pieces = self._pieces(source, length, sample)
-            tokens = np.concatenate([files[file][first : first + n] for file, first, n in pieces])
-            return np.pad(tokens, (0, length + 1 - len(tokens)))
-        file, first = self._window(source, length, sample)
-        return files[file][first : first + length + 1]
-
-    def _located(self, request: pb.GetBatchRequest, stream_row: int) -> tuple[Source, int]:
-        """Return the source of a row, and its sample in the order of that source."""
-        place = position(request)
-        sample = reference.sample_of(
-            place.first_sample, place.batch_size, place.rank, place.world_size, stream_row
-        )
-        if request.order != MIXTURE:
-            return request, sample
-        stage = request.stage
-        weights = [source.weight for source in stage.sources]
-        bases = [source.base for source in stage.sources]
-        asked = reference.Stage(stage.first_sample, weights, bases)
-        number, sample = reference.stage_place(request.seed, stage.index, asked, sample)
-        return stage.sources[number], sample
-
-    def _window(self, source: Source, length: int, sample: int) -> tuple[int, int]:
-        token_counts = list(map(len, self.files[source.dataset]))
-        order = source.order or DEFAULT_ORDER
-        return reference.window(order, source.seed, token_counts, length, sample)
-
-    def _pieces(self, source: Source, length: int, sample: int) -> Pieces:
-        rows = self.document_rows(source, length)
-        return rows[reference.place(source.order, source.seed, len(rows), sample)]
-
-    def _pieces_hash(self, source: Source, length: int) -> bytes | None:
-        if source.order not in reference.DOCUMENT_ORDERS:
-            return None
-        return self.pieces_hash(source, length)
-
-    def pieces_hash(self, source: Source | pb.DescribeRequest, length: int) -> bytes:
+    def pieces_hash(self, source: pb.Source | pb.DescribeRequest, length: int) -> bytes:
         """Return the hash of the pieces of an order over documents."""
         long = source.long_documents or "cut"
         return reference.pieces_hash(length, long, None, self.documents[source.dataset])
+
+    def _pieces_hash(self, source: pb.Source, length: int) -> bytes | None:
+        is_cut = source.order in reference.DOCUMENT_ORDERS
+        return self.pieces_hash(source, length) if is_cut else None
+
+    def _pieces(self, source: pb.Source, length: int, sample: int) -> Pieces:
+        """Return the pieces of a row.  sample: in the order of its source."""
+        if source.order in reference.DOCUMENT_ORDERS:
+            rows = self.document_rows(source, length)
+            return rows[reference.place(source.order, source.seed, len(rows), sample)]
+        counts = list(map(len, self.files[source.dataset]))
+        order = source.order or DEFAULT_ORDER
+        return [[*reference.window(order, source.seed, counts, length, sample), length + 1]]
+
+
+def _located(stream: pb.Stream, sample: int) -> tuple[pb.Source, int]:
+    """Return the source of a row, and its sample in the order of that source."""
+    stage, shares = stream.stage, shares_of(stream.stage)
+    weights, bases = [share.weight for share in shares], [share.base for share in shares]
+    asked = reference.Stage(stage.first_sample, weights, bases)
+    place, own_sample = reference.stage_place(stream.seed, stage.index, asked, sample)
+    return stream.sources[place], own_sample
 
 
 def _starts(lengths: Sequence[int]) -> Iterable[int]:
@@ -214,13 +229,33 @@ def _document_rows(
     return reference.document_rows(order, list(map(list, files)), length, long)
 
 
+def shares_of(stage: pb.Stage) -> Sequence[pb.Share]:
+    return stage.shares or [pb.Share(source=0, weight=1, base=0)]
+
+
+def redactions_of(stream: pb.Stream) -> list[tuple[int, int, bytes]]:
+    return [(each.first_sample, each.source, each.list_hash) for each in stream.redactions]
+
+
 def position(request: pb.GetBatchRequest) -> Position:
     world_size = request.world_size if request.HasField("world_size") else 1
     return Position(request.first_sample, request.batch_size, request.rank, world_size)
 
 
-def sources_of(request: pb.GetBatchRequest) -> Sequence[Source]:
-    return request.stage.sources if request.order == MIXTURE else [request]
+def samples_of(request: Request, rows: Iterable[int]) -> list[int]:
+    """Return the samples of rows of a valid request: row r of batch k is row k * batch_size + r."""
+    if isinstance(request, pb.GetRowsRequest):
+        return [request.samples[row] for row in rows]
+    place = position(request)
+    first, of_ranks = place.first_sample, (place.batch_size, place.rank, place.world_size)
+    return [reference.sample_of(first, *of_ranks, row) for row in rows]
+
+
+def first_sample_of(request: Request) -> int:
+    """Return the sample of the first row: that of a list which comes first in the stream."""
+    if isinstance(request, pb.GetRowsRequest):
+        return min(request.samples, default=0)
+    return request.first_sample + request.rank * request.batch_size + request.first_row
 
 
 # Which refusals does a request deserve, by the words of tokenfeed.proto?
@@ -235,79 +270,84 @@ class Complaints(set[Complaint]):
             self.add((field, status))
 
 
-def complaints(feed: Feed, request: pb.GetBatchRequest) -> Complaints:
+def complaints(feed: Feed, request: Request) -> Complaints:
     found = Complaints()
-    require = found.require
-    batch_size, context_length = request.batch_size, request.context_length
+    require, stream = found.require, request.stream
+    if isinstance(request, pb.GetRowsRequest):
+        require(1 <= len(request.samples) <= ROWS_MAX, "samples")
+        require(max(request.samples, default=0) < 1 << 63, "samples", "OUT_OF_RANGE")
+        rows, row_count = "samples", len(request.samples)
+    else:
+        require_position(found, request)
+        rows, row_count = "batch_size", request.batch_size
+    first = first_sample_of(request)
+    require(is_understood(request), "request")
+    require_stage(found, stream, first)
+    for source in stream.sources:
+        require_source(found, feed, source, stream.stage.context_length)
+    row_bytes = (stream.stage.context_length + 1) * feed.token_bytes(stream)
+    require(row_count * row_bytes <= BATCH_BYTES_MAX, rows)
+    require(row_bytes <= ROW_BYTES_MAX, "context_length")
+    require_planes(found, feed, request)
+    require_redactions(found, feed, request, first)
+    # Only an otherwise valid request has an identity and a corpus.
+    is_sound = not found
+    own = feed.identity(stream) if is_sound else b""
+    require_hash(found, "expected_identity", request.expected_identity, own)
+    for source in stream.sources:
+        own = feed.digests[source.dataset] if is_sound else b""
+        require_hash(found, "expected_digest", source.expected_digest, own)
+    return found
+
+
+def require_hash(found: Complaints, field: str, given: bytes, own: bytes) -> None:
+    """Check an expected hash, which may be unset.  own: b"" if there is none to be right."""
+    found.require(len(given) in (0, 32), field)
+    found.require(len(given) != 32 or given == own, field, "FAILED_PRECONDITION")
+
+
+def require_position(found: Complaints, request: pb.GetBatchRequest) -> None:
+    """Check which rows of a stream a request is for."""
+    require, batch_size = found.require, request.batch_size
     world_size = request.world_size if request.HasField("world_size") else 1
     require(1 <= batch_size <= 1 << 20, "batch_size")
     require(1 <= world_size <= 1 << 32, "world_size")
     require(request.rank < world_size, "rank")
     require(request.first_row < batch_size, "first_row")
-    kinds = [plane.kind for plane in request.planes]
-    is_known = set(kinds) <= planes_of(feed, request) and len(kinds) == len(set(kinds))
-    require(is_known, "planes")
-    for plane in request.planes:
-        given = plane.expected_fingerprint
-        require(len(given) in (0, 32), "expected_fingerprint")
-        if is_known and len(given) == 32:
-            is_same = given == feed.plane_fingerprint(request, plane.kind)
-            require(is_same, "expected_fingerprint", "FAILED_PRECONDITION")
-    version = 3 if request.redactions else 2 if request.HasField("stage") else 1
-    require(len(request.expected_identity) in (0, 32), "expected_identity")
-    require(request.identity_version > 0 or not request.expected_identity, "identity_version")
-    require(request.identity_version in (0, 1, 2, 3), "identity_version")
-    if request.expected_identity and request.identity_version in (1, 2, 3):
-        require(request.identity_version == version, "identity_version", "FAILED_PRECONDITION")
-    require_redactions(found, request)
-    require(is_understood(request), "request")
-    require(context_length >= 1, "context_length")
-    if request.order == MIXTURE:
-        require_stage(found, request)
-    else:
-        require(not request.HasField("stage"), "stage")
-    for source in sources_of(request):
-        require_source(found, feed, source, context_length)
-    row_bytes = (context_length + 1) * feed.token_bytes(request)
-    require(batch_size * row_bytes <= BATCH_BYTES_MAX, "batch_size")
-    require(row_bytes <= ROW_BYTES_MAX, "context_length")
-
-    batches = request.num_batches if request.HasField("num_batches") else 1
-    past_last = request.first_sample + ((batches - 1) * world_size + request.rank + 1) * batch_size
     require(request.first_sample < 1 << 63, "first_sample", "OUT_OF_RANGE")
-    last = "num_batches" if request.HasField("num_batches") else "first_sample"
     if request.HasField("end_sample"):
         require(request.end_sample <= 1 << 63, "end_sample", "OUT_OF_RANGE")
-    else:
-        require(batches == 0 or past_last <= 1 << 63, last, "OUT_OF_RANGE")
-    # Only an otherwise valid request has an identity and a corpus.
-    is_sound = not found
-    if given := request.expected_identity:
-        is_right = is_sound and given == feed.identity(request)
-        require(is_right, "expected_identity", "FAILED_PRECONDITION")
-    for source in sources_of(request):
-        if given := source.expected_digest:
-            is_right = is_sound and given == feed.digests[source.dataset]
-            require(is_right, "expected_digest", "FAILED_PRECONDITION")
-    return found
+        return
+    batches = request.num_batches if request.HasField("num_batches") else 1
+    past_last = request.first_sample + ((batches - 1) * world_size + request.rank + 1) * batch_size
+    last = "num_batches" if request.HasField("num_batches") else "first_sample"
+    require(batches == 0 or past_last <= 1 << 63, last, "OUT_OF_RANGE")
 
 
-def require_redactions(found: Complaints, request: pb.GetBatchRequest) -> None:
-    """Check the redactions of a request; no dataset here has a list."""
-    keys = [(each.first_sample, each.source, each.list_hash) for each in request.redactions]
-    found.require(all(one < following for one, following in pairwise(keys)), "redactions")
-    numbers = [each.number for each in request.stage.sources] if request.order == MIXTURE else [0]
-    for _, source, list_hash in keys:
-        found.require(source in numbers, "redactions.source")
-        found.require(len(list_hash) == 32, "list_hash")
-        found.require(False, "redactions", "FAILED_PRECONDITION")
+def require_stage(found: Complaints, stream: pb.Stream, first: int) -> None:
+    """Check the stage, and that it has the sources.  first: sample of the first row."""
+    stage, shares, require = stream.stage, shares_of(stream.stage), found.require
+    require(1 <= stage.context_length, "context_length")
+    require(stage.index < 1 << 32, "stage.index")
+    require(stage.first_sample < 1 << 63, "stage.first_sample", "OUT_OF_RANGE")
+    require(stage.first_sample <= first, "stage.first_sample")
+    before = stage.previous_identity
+    is_first = stage.index == 0 and before in (b"", bytes(32))
+    require(is_first or (stage.index > 0 and len(before) == 32), "previous_identity")
+    numbers = [source.number for source in stream.sources]
+    require(len(numbers) > 0, "stream.sources")
+    require(numbers == sorted(set(numbers)), "stream.sources")
+    shared = [share.source for share in shares]
+    require(numbers == shared == sorted(set(shared)), "stage.shares")
+    for share in shares:
+        require(1 <= share.weight <= BLOCK_MAX, "weight")
+        require(share.base < 1 << 63, "base", "OUT_OF_RANGE")
+    require(sum(share.weight for share in shares) <= BLOCK_MAX, "weight")
 
 
-def require_source(found: Complaints, feed: Feed, source: Source, context_length: int) -> None:
-    """Check a source of a mixture, or what a request of one dataset has in its place."""
+def require_source(found: Complaints, feed: Feed, source: pb.Source, context_length: int) -> None:
     found.require(source.dataset != "", "dataset")
     found.require(source.dataset in ("", *feed.files), "dataset", "NOT_FOUND")
-    found.require(len(source.expected_digest) in (0, 32), "expected_digest")
     require_order(found, feed, source, context_length)
     if source.dataset in feed.files and source.order not in reference.DOCUMENT_ORDERS:
         longest = max(len(tokens) for tokens in feed.files[source.dataset])
@@ -315,7 +355,7 @@ def require_source(found: Complaints, feed: Feed, source: Source, context_length
 
 
 def require_order(
-    found: Complaints, feed: Feed, named: Source | pb.DescribeRequest, context_length: int
+    found: Complaints, feed: Feed, named: pb.Source | pb.DescribeRequest, context_length: int
 ) -> None:
     """Check an order, what it does with long documents, and whether it has rows of this length."""
     of_documents = reference.DOCUMENT_ORDERS
@@ -330,41 +370,33 @@ def require_order(
     found.require(key in feed.keys, "context_length")
 
 
-def planes_of(feed: Feed, request: pb.GetBatchRequest) -> set[int]:
-    """Return the kinds of planes that a request may name. In a mixture these are all, as rows
-    without one have no bytes of it.
-    """
-    if request.order == MIXTURE:
-        return {50, 51, 52, 53}
-    own = {50, 53} if request.dataset in feed.documents else {53}
-    return own | ({52} if request.order in reference.DOCUMENT_ORDERS else set())
+def require_planes(found: Complaints, feed: Feed, request: Request) -> None:
+    """Check the planes, and that a mask of targets is not left out by mistake."""
+    stream, kinds = request.stream, [plane.kind for plane in request.planes]
+    is_known = set(kinds) <= feed.kinds(stream) and len(kinds) == len(set(kinds))
+    found.require(is_known, "planes")
+    for plane in request.planes:
+        own = feed.plane_fingerprint(stream, plane.kind) if is_known else b""
+        require_hash(found, "expected_fingerprint", plane.expected_fingerprint, own)
+    is_masked = any(source.dataset in feed.masks for source in stream.sources)
+    is_decided = 51 in (*kinds, *request.declined_planes)
+    found.require(not is_masked or is_decided, "declined_planes", "FAILED_PRECONDITION")
 
 
-def require_stage(found: Complaints, request: pb.GetBatchRequest) -> None:
-    """Check the stage of a mixture, as far as its sources do not stand for themselves."""
-    stage, require = request.stage, found.require
-    require(request.HasField("stage"), "stage")
-    for name in ("dataset", "expected_digest", "long_documents"):
-        require(not getattr(request, name), name)
-    if not request.HasField("stage"):
-        return
-    first = request.first_sample + request.rank * request.batch_size + request.first_row
-    require(stage.index < 1 << 32, "stage.index")
-    require(stage.first_sample < 1 << 63, "stage.first_sample", "OUT_OF_RANGE")
-    require(stage.first_sample <= first, "stage.first_sample")
-    require(len(stage.previous_identity) == 32, "previous_identity")
-    require(len(stage.mixture_identity) in (0, 32), "mixture_identity")
-    if given := stage.mixture_identity:
-        own = reference.mixture_start(request.seed, request.context_length)
-        require(given == own, "mixture_identity", "FAILED_PRECONDITION")
-    numbers = [source.number for source in stage.sources]
-    require(len(numbers) > 0, "stage.sources")
-    require(numbers == sorted(set(numbers)), "stage.sources")
-    for source in stage.sources:
-        require(source.base < 1 << 63, "base", "OUT_OF_RANGE")
-        require(1 <= source.weight <= BLOCK_MAX, "weight")
-    require(sum(source.base for source in stage.sources) <= stage.first_sample, "base")
-    require(sum(source.weight for source in stage.sources) <= BLOCK_MAX, "weight")
+def require_redactions(found: Complaints, feed: Feed, request: Request, first: int) -> None:
+    """Check the redactions.  first: sample of the first row."""
+    require, redactions = found.require, redactions_of(request.stream)
+    require(all(one < following for one, following in pairwise(redactions)), "redactions")
+    names = {source.number: source.dataset for source in request.stream.sources}
+    for first_sample, source, hashed in redactions:
+        require(first_sample < 1 << 63, "redactions.first_sample", "OUT_OF_RANGE")
+        require(first_sample <= first, "redactions.first_sample")
+        require(source in names, "redactions.source")
+        require(len(hashed) == 32, "list_hash")
+        known = feed.lists.get(names.get(source, ""), {})
+        require(len(hashed) != 32 or hashed in known, "redactions", "FAILED_PRECONDITION")
+    is_told = 53 in [plane.kind for plane in request.planes]
+    require(not redactions or is_told, "redactions", "FAILED_PRECONDITION")
 
 
 def describe_complaints(feed: Feed, request: pb.DescribeRequest) -> Complaints:
@@ -386,17 +418,23 @@ def is_understood(message: Message) -> bool:
     """Return whether neither it nor a nested message has an unknown field below 100."""
     unknown = UnknownFieldSet(message)
     numbers = [unknown[index].field_number for index in range(len(unknown))]
-    within: list[Message] = []
-    if isinstance(message, pb.GetBatchRequest):
-        within = [*message.planes, *message.redactions, message.stage, *message.stage.sources]
-    return all(number >= 100 for number in numbers) and all(map(is_understood, within))
+    return all(number >= 100 for number in numbers) and all(map(is_understood, parts_of(message)))
+
+
+def parts_of(message: Message) -> Iterable[Message]:
+    """Yield the messages directly within a message."""
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None:
+            yield from (value,) if isinstance(value, Message) else value
 
 
 # How many rows does a valid one deserve?
 
 
-def rows_promised(request: pb.GetBatchRequest) -> int:
+def rows_promised(request: Request) -> int:
     """Return the number of rows of a valid request."""
+    if isinstance(request, pb.GetRowsRequest):
+        return len(request.samples)
     place = position(request)
     if not request.HasField("end_sample"):
         batches = request.num_batches if request.HasField("num_batches") else place.batches_left

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tokenfeed.wire.draft import drafts
-from tokenfeed.wire.frame import Stream
+from tokenfeed.wire.frame import Frames
 from tokenfeed.wire.row_block import RowBlock
 
 
-def encode(stream: Stream, stream_row: int, block: RowBlock) -> list[bytes]:
+def encode(frames: Frames, stream_row: int, block: RowBlock) -> list[bytes]:
     """The frames of a block that begins at this row of a stream."""
     dtype = block.tokens.dtype.newbyteorder("<")
-    parts = drafts(stream, stream_row, len(block), dtype, block.planes)
+    parts = drafts(frames, stream_row, len(block), dtype, block.planes)
     for part in parts:
         part.tokens[:] = block.tokens[part.rows]
     return [part.sealed() for part in parts]

@@ -10,7 +10,7 @@ where it differs from the document.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 ORDERS = ("random-1", "shuffled-1", "sequential-1")
@@ -119,11 +119,11 @@ def rows(
     return result
 
 
-# Section 3: mixtures.
+# Section 4: streams of several sources.
 
 
 class Stage(NamedTuple):
-    """A stage of a mixture: where it begins, e_i, and weight and base of each source."""
+    """A stage: where it begins, e_i, and weight and base of each source."""
 
     first_sample: int
     weights: list[int]
@@ -153,7 +153,7 @@ def mixture_place(seed: int, asked: list[tuple[int, list[int]]], sample: int) ->
 
 
 def stage_place(seed: int, number: int, stage: Stage, sample: int) -> tuple[int, int]:
-    """The same for a sample of stage i, its number; seed is that of the mixture."""
+    """The same for a sample of stage i, its number; seed is that of the stream."""
     first_sample, weights, bases = stage
     since = sample - first_sample
     slot = _shuffled_place(mix(mix(2**32 + number) ^ seed), sum(weights), since)
@@ -235,7 +235,7 @@ class _Row:
         self.pieces: list[list[int]] = []
 
 
-# Sections 4 and 5: fingerprint, identities.
+# Sections 5 and 6: fingerprint, identities.
 
 
 def blocks(content_bytes: int) -> list[tuple[int, int]]:
@@ -283,36 +283,11 @@ def _content_hash(content: bytes, ranges: list[tuple[int, int]]) -> bytes:
     return hashlib.sha256(b"".join(hashes)).digest()
 
 
-def identity(
-    order: str, seed: int, context_length: int, fingerprint: bytes, pieces: bytes | None = None
-) -> bytes:
-    """Identity of a stream, version 1, 32 bytes; pieces is the pieces hash, 32 bytes, and only an
-    order over documents has one.
-    """
-    lines = [
-        "tokenfeed-identity-1",
-        f"order={order}",
-        f"seed={_seed_used(order, seed)}",
-        f"context_length={context_length}",
-        f"fingerprint={fingerprint.hex()}",
-    ]
-    return _sha256_of_lines([*lines, *_pieces_lines(pieces)])
-
-
-def mixture_start(seed: int, context_length: int) -> bytes:
-    """H(0) of a mixture, 32 bytes: before its first stage."""
-    return _sha256_of_lines(
-        [
-            "tokenfeed-identity-2",
-            "order=mixture-1",
-            f"seed={seed}",
-            f"context_length={context_length}",
-        ]
-    )
-
-
 class Source(NamedTuple):
-    """A source of a stage: weight is its samples in a block, base what it gave before the stage."""
+    """What a source has of a stage: its number, corpus, order and seed; base is its own sample with
+    which the stage begins, weight its samples in a block; pieces is the pieces hash, 32 bytes, and
+    only an order over documents has one.
+    """
 
     source: int
     fingerprint: bytes
@@ -324,18 +299,27 @@ class Source(NamedTuple):
 
 
 def stage_identity(
-    previous: bytes, stage: int, first_sample: int, sources: Iterable[Source]
+    previous: bytes,
+    stage: int,
+    first_sample: int,
+    context_length: int,
+    seed: int,
+    sources: Iterable[Source],
 ) -> bytes:
-    """H(i + 1) of a mixture, 32 bytes: version 2, of the rows of stage i, after previous, H(i).
+    """Identity of the rows of stage i without redactions, 32 bytes.
 
-    first_sample is e_i; sources of weight 0 are left out, and their order does not matter.
+    previous is that of stage i - 1 (of stage 0: 32 zero bytes), first_sample is e_i, seed that of
+    the stream; sources of weight 0 are left out, and their order does not matter.
     """
     present = sorted(source for source in sources if source.weight > 0)
+    block_size = sum(source.weight for source in present)
     lines = [
-        "tokenfeed-stage-1",
+        "tokenfeed-stage-4",
         f"previous={previous.hex()}",
         f"stage={stage}",
         f"first_sample={first_sample}",
+        f"context_length={context_length}",
+        f"seed={seed if block_size > 1 else 0}",
         f"sources={len(present)}",
     ]
     for source in present:
@@ -343,12 +327,21 @@ def stage_identity(
             f"source={source.source}",
             f"fingerprint={source.fingerprint.hex()}",
             f"order={source.order}",
-            f"seed={_seed_used(source.order, source.seed)}",
+            f"seed={0 if source.order == 'sequential-1' else source.seed}",
             f"base={source.base}",
             f"weight={source.weight}",
-            *_pieces_lines(source.pieces),
         ]
+        if source.pieces is not None:
+            lines.append(f"pieces={source.pieces.hex()}")
     return _sha256_of_lines(lines)
+
+
+def identity(
+    order: str, seed: int, context_length: int, fingerprint: bytes, pieces: bytes | None = None
+) -> bytes:
+    """Identity of the stream over one dataset, 32 bytes: stage 0 with source 0 alone, weight 1."""
+    source = Source(0, fingerprint, order, seed, 0, 1, pieces)
+    return stage_identity(bytes(32), 0, 0, context_length, 0, [source])
 
 
 def list_hash(fill: int, ranges: list[tuple[int, int, int]]) -> bytes:
@@ -360,18 +353,28 @@ def list_hash(fill: int, ranges: list[tuple[int, int, int]]) -> bytes:
     return _sha256_of_lines(lines)
 
 
-def redacted_identity(identity: bytes, redactions: list[tuple[int, int, bytes]]) -> bytes:
-    """Identity, version 3, 32 bytes, of rows that have another one without these redactions:
-    (first_sample, source, list hash) of each that is in force.
+def redacted_identity(identity: bytes, redactions: Sequence[tuple[int, int, bytes]]) -> bytes:
+    """Identity, 32 bytes, of rows of a stage that has another one without these redactions:
+    (first_sample, source, list hash) of each that is in force; of none, that other one.
     """
+    if not redactions:
+        return identity
     lines = [
-        "tokenfeed-identity-3",
-        f"identity={identity.hex()}",
+        "tokenfeed-redacted-4",
+        f"stage={identity.hex()}",
         f"redactions={len(redactions)}",
     ]
     for first_sample, source, hashed in sorted(redactions):
         lines += [f"first_sample={first_sample}", f"source={source}", f"list={hashed.hex()}"]
     return _sha256_of_lines(lines)
+
+
+def in_force(
+    redactions: Sequence[tuple[int, int, bytes]], sources: Iterable[Source], sample: int
+) -> list[tuple[int, int, bytes]]:
+    """The redactions of a stream that count for a sample of a stage with these sources."""
+    numbers = [source.source for source in sources if source.weight > 0]
+    return sorted(each for each in redactions if each[0] <= sample and each[1] in numbers)
 
 
 def pieces_hash(
@@ -392,19 +395,11 @@ def pieces_hash(
     return _sha256_of_lines(lines)
 
 
-def _seed_used(order: str, seed: int) -> int:
-    return 0 if order == "sequential-1" else seed
-
-
-def _pieces_lines(pieces: bytes | None) -> list[str]:
-    return [] if pieces is None else [f"pieces={pieces.hex()}"]
-
-
 def _sha256_of_lines(lines: list[str]) -> bytes:
     return hashlib.sha256("".join(line + "\n" for line in lines).encode("ascii")).digest()
 
 
-# Section 8: planes.
+# Section 9: planes.
 
 
 class Plane(NamedTuple):
@@ -443,8 +438,8 @@ def plane_fingerprint(kind: int, entries: list[bytes]) -> bytes:
 
 
 def stage_plane_fingerprint(kind: int, sources: Iterable[tuple[int, bytes]]) -> bytes:
-    """Fingerprint, 32 bytes, of plane 50 or 51 of a stage of a mixture: (number, fingerprint of
-    its plane) of each source that has it; of planes 52 and 53, 32 zero bytes.
+    """Fingerprint, 32 bytes, of plane 50 or 51 of a stage of several sources: (number, fingerprint
+    of its plane) of each source that has it; of planes 52 and 53, 32 zero bytes.
     """
     if kind in (52, 53):
         return bytes(32)
@@ -487,7 +482,7 @@ def token_counts_row(pieces: list[list[int]]) -> bytes:
     return sum(n for _, _, n in pieces).to_bytes(4, "little")
 
 
-# Sections 5 and 8: redacted rows.
+# Sections 6 and 9: redacted rows.
 
 
 class RedactionList(NamedTuple):
@@ -530,7 +525,7 @@ def redacted_row(
     return sent, content
 
 
-# Section 9: checksum. And section 7: a frame on the wire.
+# Section 10: checksum. And section 8: a frame on the wire.
 
 
 def _crc_table() -> Iterator[int]:
@@ -567,6 +562,20 @@ def frame_checksum(
     """
     numbers = (first_sample, first_row, row_count, batch_size, rank, world_size)
     header = identity + b"".join(number.to_bytes(8, "little") for number in numbers)
+    return crc32c(_plane_bytes(planes), crc32c(tokens, crc32c(header)))
+
+
+def listed_checksum(
+    identity: bytes,
+    samples: list[int],
+    first_row: int,
+    row_count: int,
+    tokens: bytes,
+    planes: list[Plane] | None = None,
+) -> int:
+    """Checksum, in [0, 2^32), of a frame of GetRows; samples are all those of the request."""
+    hashed = hashlib.sha256(b"".join(sample.to_bytes(8, "little") for sample in samples)).digest()
+    header = identity + hashed + first_row.to_bytes(8, "little") + row_count.to_bytes(8, "little")
     return crc32c(_plane_bytes(planes), crc32c(tokens, crc32c(header)))
 
 
@@ -623,7 +632,116 @@ def _bytes(field: int, value: bytes) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(value)) + value if value else b""
 
 
-# Golden vectors.
+# Section 7: requests on the wire.
+
+
+class AskedSource(NamedTuple):
+    """A message Source: dataset is its name; a value that is 0 or empty is left out."""
+
+    number: int
+    dataset: str = ""
+    order: str = ""
+    seed: int = 0
+    long_documents: str = ""
+    expected_digest: bytes = b""
+
+
+class AskedStage(NamedTuple):
+    """A message Stage: shares are (number of the source, weight, base)."""
+
+    context_length: int
+    index: int = 0
+    first_sample: int = 0
+    previous_identity: bytes = b""
+    shares: tuple[tuple[int, int, int], ...] = ()
+
+
+class Asked(NamedTuple):
+    """What both requests have: redactions are (first_sample, source, list hash), planes are (kind,
+    expected fingerprint).
+    """
+
+    seed: int
+    sources: Sequence[AskedSource]
+    stage: AskedStage
+    redactions: Sequence[tuple[int, int, bytes]] = ()
+    planes: Sequence[tuple[int, bytes]] = ()
+    declined_planes: Sequence[int] = ()
+    expected_identity: bytes = b""
+
+
+class AskedBatches(NamedTuple):
+    """The other fields of a GetBatchRequest, without hints; None is unset."""
+
+    batch_size: int
+    first_sample: int = 0
+    first_row: int = 0
+    num_batches: int | None = None
+    rank: int = 0
+    world_size: int | None = None
+    end_sample: int | None = None
+
+
+def stream_message(asked: Asked) -> bytes:
+    """A message Stream, its fields by ascending number; what is 0 or empty is left out."""
+    message = _number(1, asked.seed)
+    for source in asked.sources:
+        message += _message(
+            2,
+            _number(1, source.number),
+            _bytes(2, source.dataset.encode()),
+            _bytes(3, source.order.encode()),
+            _number(4, source.seed),
+            _bytes(5, source.long_documents.encode()),
+            _bytes(6, source.expected_digest),
+        )
+    stage = asked.stage
+    message += _message(
+        3,
+        _number(1, stage.context_length),
+        _number(2, stage.index),
+        _number(3, stage.first_sample),
+        _bytes(4, stage.previous_identity),
+        *(_message(5, *map(_number, (1, 2, 3), share)) for share in stage.shares),
+    )
+    for first_sample, source, hashed in asked.redactions:
+        message += _message(4, _number(1, first_sample), _number(2, source), _bytes(3, hashed))
+    return message
+
+
+def batch_request(asked: Asked, batches: AskedBatches) -> bytes:
+    """A GetBatchRequest without hints, its fields by ascending number."""
+    optional = {5: batches.num_batches, 7: batches.world_size, 8: batches.end_sample}
+    fields = {1: _number(1, batches.batch_size), 2: _message(2, stream_message(asked))}
+    fields |= {3: _number(3, batches.first_sample), 4: _number(4, batches.first_row)}
+    fields |= {6: _number(6, batches.rank)}
+    for field, value in optional.items():
+        fields[field] = b"" if value is None else _varint(field << 3) + _varint(value)
+    return b"".join(fields[field] for field in sorted(fields)) + _planes_asked(9, asked)
+
+
+def rows_request(asked: Asked, samples: list[int]) -> bytes:
+    """A GetRowsRequest without hints, its fields by ascending number."""
+    listed = _bytes(2, b"".join(map(_varint, samples)))
+    return _message(1, stream_message(asked)) + listed + _planes_asked(3, asked)
+
+
+def _planes_asked(field: int, asked: Asked) -> bytes:
+    """Three fields: the planes, the declined ones, and the expected identity."""
+    message = b""
+    for kind, fingerprint in asked.planes:
+        message += _message(field, _number(1, kind), _bytes(2, fingerprint))
+    declined = b"".join(map(_varint, asked.declined_planes))
+    return message + _bytes(field + 1, declined) + _bytes(field + 2, asked.expected_identity)
+
+
+def _message(field: int, *parts: bytes) -> bytes:
+    """A message within a message, which is written even if it is empty."""
+    content = b"".join(parts)
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+# Section 13: test vectors.
 
 
 def golden() -> dict[str, list[dict[str, Any]]]:
@@ -639,7 +757,6 @@ def golden() -> dict[str, list[dict[str, Any]]]:
             for data in (b"", b"123456789", bytes(range(256)))
         ],
         "checksums": list(_golden_checksums()),
-        "mixtures": list(_golden_mixtures()),
         "redactions": list(_golden_redactions()),
         "packed_rows": list(_golden_packed_rows()),
         "pieces": list(_golden_pieces()),
@@ -649,7 +766,13 @@ def golden() -> dict[str, list[dict[str, Any]]]:
         "padded_rows": list(_golden_padded_rows()),
         "row_samples": list(_golden_row_samples()),
         "redacted_rows": list(_golden_redacted_rows()),
+        "rows_checksums": list(_golden_rows_checksums()),
+        "requests": list(_golden_requests()),
     }
+
+
+# The corpus of the examples of the document: one file with the uint16 tokens 1, 2, 3.
+_EXAMPLE = fingerprint("uint16", [b"\1\0\2\0\3\0"], 2)
 
 
 def _golden_places() -> Iterator[dict[str, Any]]:
@@ -702,18 +825,79 @@ def _golden_fingerprints() -> Iterator[dict[str, Any]]:
             }
 
 
+class Kept(NamedTuple):
+    """A stage of a vector: in_force are the redactions that count for its rows."""
+
+    first_sample: int
+    context_length: int
+    sources: list[Source]
+    in_force: Sequence[tuple[int, int, bytes]] = ()
+
+
 def _golden_identities() -> Iterator[dict[str, Any]]:
+    """One record for each stage, those of a stream one after another."""
     guard = fingerprint("uint16", [bytes(range(40))], 2)
     for order in ORDERS:
         for seed in (0, 1337, 2**64 - 1):
             for context_length in (4, 2048):
-                yield {
-                    "order": order,
-                    "seed": seed,
-                    "context_length": context_length,
-                    "fingerprint": guard.hex(),
-                    "identity": identity(order, seed, context_length, guard).hex(),
-                }
+                yield from _identities(
+                    seed, Kept(0, context_length, [Source(0, guard, order, seed, 0, 1)])
+                )
+    yield from _identities(*EXAMPLE_STREAM)
+    pieces = [pieces_hash(T, "cut", None, [[5, 1], [3]]) for T in (2, 4)]
+    yield from _identities(7, Kept(0, 2, [Source(0, _EXAMPLE, "packed-1", 7, 0, 1, pieces[0])]))
+    # By number, not as text, where "10" would come before "2"; weight 0 is left out. The seed of
+    # the stream counts only where a block has more than one sample.
+    shuffled, random = (
+        Source(0, _EXAMPLE, "shuffled-1", 2**64 - 1, 0, 3),
+        Source(0, _EXAMPLE, "random-1", 5, 2**62, 0),
+    )
+    yield from _identities(
+        2**64 - 1,
+        Kept(0, 2048, [_idle(0, 7), shuffled._replace(source=1)]),
+        Kept(2**62, 2048, [_idle(2, 1), _idle(10, 2**20 - 1), random]),
+        Kept(2**62 + 2**20, 2047, [_idle(2, 1, base=1)]),
+        Kept(
+            2**63 - 1,
+            2,
+            [Source(3, _EXAMPLE, "padded-1", 2**63, 2**63 - 1, 2**20, pieces[0])],
+        ),
+    )
+    # One source with another context length: other pieces, and a base in rows of that length.
+    documents = Source(2**32 - 1, _EXAMPLE, "packed-1", 1, 0, 1, pieces[0])
+    yield from _identities(
+        3, Kept(0, 2, [documents]), Kept(900, 4, [documents._replace(base=450, pieces=pieces[1])])
+    )
+    lists = [list_hash(0, [(0, 1, 2)]), list_hash(7, [(0, 0, 3)])]
+    both = [Source(0, _EXAMPLE, "random-1", 7, 0, 1), _idle(1, 1)]
+    of_both = [(0, 1, lists[0]), (5, 0, lists[0]), (5, 0, lists[1])]
+    yield from _identities(
+        7,
+        Kept(0, 2, both, of_both),
+        # Source 1 is paused, and so its redaction does not count.
+        Kept(1000, 2, [both[0]._replace(base=500)], [*of_both[1:], (1000, 0, lists[0])]),
+    )
+
+
+def _identities(seed: int, *stages: Kept) -> Iterator[dict[str, Any]]:
+    previous = bytes(32)
+    for index, (first_sample, context_length, sources, redactions) in enumerate(stages):
+        found = stage_identity(previous, index, first_sample, context_length, seed, sources)
+        yield {
+            "seed": seed,
+            "previous": previous.hex(),
+            "stage": index,
+            "first_sample": first_sample,
+            "context_length": context_length,
+            "sources": [_in_hexadecimal(source) for source in sources],
+            "stage_identity": found.hex(),
+            "redactions": [
+                {"first_sample": begin, "source": number, "list": hashed.hex()}
+                for begin, number, hashed in redactions
+            ],
+            "identity": redacted_identity(found, redactions).hex(),
+        }
+        previous = found
 
 
 def _golden_blocks() -> Iterator[dict[str, Any]]:
@@ -750,45 +934,21 @@ def _golden_checksums() -> Iterator[dict[str, Any]]:
         }
 
 
-# The corpus of the examples of the document: one file with the uint16 tokens 1, 2, 3.
-_EXAMPLE = fingerprint("uint16", [b"\1\0\2\0\3\0"], 2)
-
-
-def _golden_mixtures() -> Iterator[dict[str, Any]]:
-    """One record for each stage: previous is H(stage), identity is H(stage + 1)."""
-    pieces = pieces_hash(2, "cut", None, [[5, 1], [3]])
-    example = [
-        (0, [Source(0, _EXAMPLE, "shuffled-1", 7, 0, 70), _idle(1, 30)]),
-        (1000, [_idle(1, 1, base=300)]),
-    ]
-    large = [
-        (0, [_idle(0, 7), Source(1, _EXAMPLE, "shuffled-1", 2**64 - 1, 0, 3)]),
-        # By number, not as text, where "10" would come before "2"; weight 0 is left out.
-        (2**62, [_idle(2, 1), _idle(10, 2**20 - 1), Source(0, _EXAMPLE, "random-1", 5, 2**62, 0)]),
-        (2**63 - 1, [Source(3, _EXAMPLE, "random-1", 2**63, 2**63 - 1, 2**20, pieces)]),
-    ]
-    for seed, context_length, stages in ((7, 2, example), (2**64 - 1, 2048, large)):
-        previous = mixture_start(seed, context_length)
-        for stage, (first_sample, sources) in enumerate(stages):
-            found = stage_identity(previous, stage, first_sample, sources)
-            yield {
-                "seed": seed,
-                "context_length": context_length,
-                "stage": stage,
-                "first_sample": first_sample,
-                "previous": previous.hex(),
-                "sources": [_in_hexadecimal(source) for source in sources],
-                "identity": found.hex(),
-            }
-            previous = found
-
-
 def _idle(source: int, weight: int, base: int = 0) -> Source:
     """A source of another fingerprint, with a seed that its order does not use."""
     return Source(source, bytes(32), "sequential-1", 12345, base, weight)
 
 
-def _in_hexadecimal(values: Source | Plane) -> dict[str, Any]:
+EXAMPLE_STREAM = (
+    7,
+    Kept(0, 2, [Source(0, _EXAMPLE, "shuffled-1", 7, 0, 70), _idle(1, 30)]),
+    Kept(1000, 2, [_idle(1, 1, base=300)]),
+    Kept(1500, 1, [Source(0, _EXAMPLE, "shuffled-1", 7, 1400, 2)]),
+)
+"""The example of section 6: the seed of the stream, and its three stages."""
+
+
+def _in_hexadecimal(values: Source | Plane | AskedSource) -> dict[str, Any]:
     """The fields of a record; one that is None is left out."""
     return {
         name: value.hex() if isinstance(value, bytes) else value
@@ -922,7 +1082,7 @@ def _row_samples(
 
 
 def _golden_pieces() -> Iterator[dict[str, Any]]:
-    """The pieces hash, and identity version 1 with it, for which any order will do."""
+    """The pieces hash, and the identity of a stream over one dataset with it."""
     for context_length, long, delimiter, lengths in (
         (2, "cut", None, [[5, 1], [3]]),
         (2, "cut", None, [[1, 5], [3]]),
@@ -937,10 +1097,10 @@ def _golden_pieces() -> Iterator[dict[str, Any]]:
             "delimiter": "none" if delimiter is None else delimiter,
             "lengths": lengths,
             "pieces_hash": found.hex(),
-            "order": "shuffled-1",
+            "order": "padded-1",
             "seed": 7,
             "fingerprint": _EXAMPLE.hex(),
-            "identity": identity("shuffled-1", 7, context_length, _EXAMPLE, found).hex(),
+            "identity": identity("padded-1", 7, context_length, _EXAMPLE, found).hex(),
         }
 
 
@@ -1007,6 +1167,132 @@ def _redacted_frame() -> tuple[bytes, bytes, tuple[int, int, int, int, int, int]
     runs = [run for _, run in found]
     plane = Plane(53, plane_fingerprint(53, []), list(map(len, runs)), b"".join(runs))
     return name, sent, (5, 0, 2, 4, 0, 1), [plane]
+
+
+def _golden_rows_checksums() -> Iterator[dict[str, Any]]:
+    """The example; a part of a list with a sample twice; the same with all planes."""
+    yield _rows_checksum(*ROWS_EXAMPLE, None)
+    content = bytes(range(14))
+    name = identity("sequential-1", 0, 2, fingerprint("uint16", [content], 2))
+    samples = [2**63 - 1, 0, 2, 2, 1, 5]
+    found = rows([content], 2, "sequential-1", 0, 2, samples[1:5])
+    yield _rows_checksum(name, samples, 1, 4, b"".join(found), None)
+    firsts = [2 * (sample % 3) for sample in samples[1:5]]
+    planes = [
+        _starts([0, 3, 4], firsts, 2),
+        _mask([False, True, True, True, False, False, False], firsts, 2),
+        Plane(53, plane_fingerprint(53, []), [0] * 4, b""),
+    ]
+    yield _rows_checksum(name, samples, 1, 4, b"".join(found), planes)
+
+
+ROWS_EXAMPLE = (
+    identity("sequential-1", 0, 2, fingerprint("uint16", [bytes(range(14))], 2)),
+    [2, 0],
+    0,
+    2,
+    b"".join(rows([bytes(range(14))], 2, "sequential-1", 0, 2, [2, 0])),
+)
+"""The example of GetRows of section 10: identity, samples, first row, rows and tokens."""
+
+
+def _rows_checksum(
+    name: bytes,
+    samples: list[int],
+    first_row: int,
+    row_count: int,
+    tokens: bytes,
+    planes: list[Plane] | None,
+) -> dict[str, Any]:
+    return {
+        "identity": name.hex(),
+        "samples": samples,
+        "first_row": first_row,
+        "row_count": row_count,
+        "tokens": tokens.hex(),
+        "planes": [_in_hexadecimal(plane) for plane in planes or []],
+        "checksum": listed_checksum(name, samples, first_row, row_count, tokens, planes),
+    }
+
+
+EXAMPLE_REQUESTS: list[tuple[Asked, AskedBatches | list[int]]] = [
+    (Asked(0, [AskedSource(0, "", "shuffled-1", 7)], AskedStage(2)), AskedBatches(1, 0, 0, 1)),
+    (
+        Asked(
+            0,
+            [AskedSource(1, "b", "sequential-1")],
+            AskedStage(
+                2,
+                1,
+                1000,
+                stage_identity(bytes(32), 0, 0, 2, 7, EXAMPLE_STREAM[1].sources),
+                ((1, 1, 300),),
+            ),
+        ),
+        AskedBatches(4, 1000, 0, None, 1, 2, 1500),
+    ),
+    (Asked(0, [AskedSource(0, "", "shuffled-1", 7)], AskedStage(2)), [5, 0]),
+]
+"""The examples of section 7: a stream over one dataset, stage 1 of the example of section 6, and
+single rows.
+"""
+
+
+def _golden_requests() -> Iterator[dict[str, Any]]:
+    """The examples, and requests with all fields."""
+    number, hashed = 2**32 - 1, bytes(range(32))
+    full = Asked(
+        2**64 - 1,
+        [
+            AskedSource(0, "web", "padded-1", 1, "drop", hashed),
+            AskedSource(number, "w\u00f6rter", "random-1", 2**64 - 1, "", bytes(32)),
+        ],
+        AskedStage(2048, number, 2**62, hashed, ((0, 1, 2**62), (number, 2**20 - 1, 0))),
+        [(0, 0, hashed), (2**62 + 1, number, bytes(32))],
+        [(51, hashed), (53, b"")],
+        [50, 2**32 - 1],
+        hashed[::-1],
+    )
+    everything = AskedBatches(2**20, 2**63 - 1, 2**20 - 1, 2**64 - 1, 2**32 - 1, 2**32, 2**63)
+    nothing = AskedBatches(1, num_batches=0, end_sample=0)
+    for asked, of_call in (
+        *EXAMPLE_REQUESTS,
+        (full, everything),
+        (EXAMPLE_REQUESTS[0][0], nothing),
+        (full, [2**63 - 1, 2**62 + 1, 2**63 - 1]),
+    ):
+        is_rows = isinstance(of_call, list)
+        found = rows_request(asked, of_call) if is_rows else batch_request(asked, of_call)
+        yield _request(asked, of_call, found)
+
+
+def _request(asked: Asked, of_call: AskedBatches | list[int], found: bytes) -> dict[str, Any]:
+    """The fields as they are named in the contract, those of the stream under `stream`."""
+    stage = asked.stage._asdict() | {
+        "shares": [
+            {"source": source, "weight": weight, "base": base}
+            for source, weight, base in asked.stage.shares
+        ]
+    }
+    fields = {"samples": of_call} if isinstance(of_call, list) else of_call._asdict()
+    return {
+        "stream": {
+            "seed": asked.seed,
+            "sources": [_in_hexadecimal(source) for source in asked.sources],
+            "stage": stage | {"previous_identity": asked.stage.previous_identity.hex()},
+            "redactions": [
+                {"first_sample": begin, "source": source, "list_hash": hashed.hex()}
+                for begin, source, hashed in asked.redactions
+            ],
+        },
+        **{name: value for name, value in fields.items() if value is not None},
+        "planes": [
+            {"kind": kind, "expected_fingerprint": guard.hex()} for kind, guard in asked.planes
+        ],
+        "declined_planes": list(asked.declined_planes),
+        "expected_identity": asked.expected_identity.hex(),
+        "message": found.hex(),
+    }
 
 
 def _golden_redacted_rows() -> Iterator[dict[str, Any]]:

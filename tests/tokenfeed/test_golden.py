@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,29 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pytest
+from google.protobuf.message import Message
 
 from tests.support import reference
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import FilePieces, RowPieces, RowsKey
-from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.mixture import locate
 from tokenfeed.sampling.packing import histogram, pack, places
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.stream import identity
-from tokenfeed.stream.identity import Corpus, SourceParts
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import Mixture, Source, StreamSpec
-from tokenfeed.stream.stages import AskedStage, scheduled
-from tokenfeed.wire.frame import Stream, checksum
+from tokenfeed.stream.schedule import first_stage, next_stage
+from tokenfeed.stream.stage import Corpus, Redaction, Share, Source, Stage
+from tokenfeed.stream.stream import Stream
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.frame import Frames, checksum
 from tokenfeed.wire.piece_planes import OF_PIECES
+from tokenfeed.wire.request import (
+    SampleList,
+    from_message,
+    from_rows_message,
+    to_message,
+    to_rows_message,
+)
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 GOLDEN: dict[str, list[dict[str, Any]]] = json.loads(
@@ -137,11 +146,9 @@ def test_every_sample_over_documents_has_its_published_pieces(case: dict[str, An
     rows = Rows(RowsKey(order.NAME, context_length, case["long"]), case["lengths"])
     shape = Shape(np.array([sum(file) for file in case["lengths"]], dtype=np.int64))
     shape.document_rows = lambda key: {rows.key: rows}[key]
-    spec = StreamSpec.of_dataset(
-        "", order, case["seed"], context_length, long_documents=case["long"]
-    )
+    stream = Stream.of_dataset("", order, case["seed"], context_length, case["long"])
 
-    spans = plan(spec, [shape], np.array(case["samples"], dtype=np.int64))
+    spans = plan(stream, [shape], np.array(case["samples"], dtype=np.int64))
 
     pieces = np.stack([spans.shard, spans.token_offset, spans.token_count], axis=1).tolist()
     ends = spans.first_span.tolist()
@@ -154,7 +161,8 @@ def test_every_sample_over_documents_has_its_published_pieces(case: dict[str, An
         assert [row.tobytes().hex() for row in content] == case[name]
     assert rows.pieces_hash.hex() == case["pieces_hash"]
     fingerprint = reference.fingerprint("uint16", [bytes.fromhex("010002000300")], 2)
-    assert spec.identity([Corpus(fingerprint, rows.pieces_hash)]).hex() == case["identity"]
+    corpus = Corpus(fingerprint, ((context_length, rows.pieces_hash),))
+    assert stream.known({0: corpus}).identity(0).hex() == case["identity"]
 
 
 @pytest.mark.parametrize("case", GOLDEN["windows"], ids=named)
@@ -162,9 +170,9 @@ def test_every_sample_has_its_published_window(case: dict[str, Any]) -> None:
     """Places become windows by arithmetic of their own, over files of unequal length."""
     shape = Shape(np.array(case["token_counts"], dtype=np.int64))
     order, context_length = orders.find(case["order"]), case["context_length"]
-    spec = StreamSpec.of_dataset("", order, case["seed"], context_length)
+    stream = Stream.of_dataset("", order, case["seed"], context_length)
 
-    spans = plan(spec, [shape], np.array(case["samples"], dtype=np.int64))
+    spans = plan(stream, [shape], np.array(case["samples"], dtype=np.int64))
 
     assert np.stack([spans.shard, spans.token_offset], axis=1).tolist() == case["windows"]
     assert spans.first_span.tolist() == list(range(len(case["samples"]) + 1))
@@ -188,15 +196,63 @@ def test_a_corpus_has_its_published_fingerprint(case: dict[str, Any]) -> None:
     assert found.hex() == case["fingerprint"]
 
 
-@pytest.mark.parametrize("case", GOLDEN["identities"], ids=named)
-def test_a_stream_has_its_published_identity(case: dict[str, Any]) -> None:
+def stream_of(case: dict[str, Any]) -> Stream:
+    """The stream of a stage alone, known as far as a request knows it."""
+    context_length = case["context_length"]
+    sources = sorted(case["sources"], key=lambda source: int(source["source"]))
+    return Stream(
+        case["seed"],
+        tuple(
+            Source(
+                "",
+                orders.find(each["order"]),
+                each["seed"],
+                each["source"],
+                corpus=Corpus(
+                    bytes.fromhex(each["fingerprint"]),
+                    ((context_length, bytes.fromhex(each.get("pieces", ""))),),
+                ),
+            )
+            for each in sources
+        ),
+        (
+            Stage(
+                case["stage"],
+                case["first_sample"],
+                context_length,
+                tuple(Share(each["source"], each["weight"], each["base"]) for each in sources),
+                bytes.fromhex(case["previous"]),
+            ),
+        ),
+        tuple(
+            Redaction(each["first_sample"], each["source"], bytes.fromhex(each["list"]))
+            for each in case["redactions"]
+        ),
+    )
+
+
+def named_stage(case: dict[str, Any]) -> str:
+    orders_of = "+".join(source["order"] for source in case["sources"])
+    return f"{orders_of}-{case['seed']}-{case['context_length']}-stage{case['stage']}"
+
+
+@pytest.mark.parametrize("case", GOLDEN["identities"], ids=named_stage)
+def test_a_stage_has_its_published_identity(case: dict[str, Any]) -> None:
     """A client derives it for itself, and refuses a server that comes to another one."""
-    order = orders.find(case["order"])
-    fingerprint = bytes.fromhex(case["fingerprint"])
+    stream = stream_of(case)
 
-    found = identity.stream_identity(order, case["seed"], case["context_length"], fingerprint)
+    assert replace(stream, redactions=()).identity(2**63 - 1).hex() == case["stage_identity"]
+    assert stream.identity(2**63 - 1).hex() == case["identity"]
+    alone, end = stream.at(2**63 - 1)
+    assert (alone.identity(2**63 - 1).hex(), end) == (case["identity"], None)
 
-    assert found.hex() == case["identity"]
+
+def test_the_chain_of_stages_goes_on_as_published() -> None:
+    """Each stage names the one before it, so that a later one changes nothing that was read."""
+    before = ""
+    for case in GOLDEN["identities"]:
+        assert case["previous"] == (before if case["stage"] else bytes(32).hex())
+        before = case["stage_identity"]
 
 
 @pytest.mark.parametrize("case", GOLDEN["pieces"], ids=lambda case: case["long"])
@@ -209,54 +265,17 @@ def test_documents_in_pieces_have_their_published_hash_and_identity(case: dict[s
     )
 
     assert found.hex() == case["pieces_hash"]
-    of_stream = identity.stream_identity(
-        orders.find(case["order"]),
-        case["seed"],
-        case["context_length"],
-        bytes.fromhex(case["fingerprint"]),
-        found,
+    stream = Stream.of_dataset(
+        "", orders.find(case["order"]), case["seed"], case["context_length"], case["long"]
     )
-    assert of_stream.hex() == case["identity"]
+    corpus = Corpus(bytes.fromhex(case["fingerprint"]), ((case["context_length"], found),))
+    assert stream.known({0: corpus}).identity(0).hex() == case["identity"]
 
 
 def documents_of(lengths: list[list[int]]) -> tuple[list[int], str]:
     """Documents of each file, and the SHA-256 of their lengths."""
     joined = np.concatenate([np.array(file, dtype="<u8") for file in lengths])
     return list(map(len, lengths)), hashlib.sha256(joined.tobytes()).hexdigest()
-
-
-@pytest.mark.parametrize("case", GOLDEN["mixtures"])
-def test_a_stage_of_a_mixture_has_its_published_identity(case: dict[str, Any]) -> None:
-    """Each stage names the one before it, so that a later one changes nothing that was read."""
-    sources = sorted(case["sources"], key=lambda source: int(source["source"]))
-    parts = [
-        SourceParts(
-            source["source"],
-            bytes.fromhex(source["fingerprint"]),
-            source["order"],
-            Source("", orders.find(source["order"]), source["seed"]).seed_used,
-            source["base"],
-            source["weight"],
-            bytes.fromhex(source.get("pieces", "")),
-        )
-        for source in sources
-        if source["weight"] > 0
-    ]
-    previous = bytes.fromhex(case["previous"])
-
-    found = identity.stage_identity(previous, case["stage"], case["first_sample"], parts)
-
-    assert found.hex() == case["identity"]
-
-
-def test_the_chain_of_a_mixture_begins_and_goes_on_as_published() -> None:
-    """With one hash and what follows it, all later hashes can be checked."""
-    before = b""
-    for case in GOLDEN["mixtures"]:
-        if case["stage"] == 0:
-            before = identity.mixture_identity("mixture-1", case["seed"], case["context_length"])
-        assert before.hex() == case["previous"]
-        before = bytes.fromhex(case["identity"])
 
 
 @pytest.mark.parametrize("case", GOLDEN["redactions"])
@@ -330,6 +349,12 @@ def test_a_frame_with_planes_has_its_published_checksum(case: dict[str, Any]) ->
     assert checksum_of(case) == case["checksum"]
 
 
+@pytest.mark.parametrize("case", GOLDEN["rows_checksums"])
+def test_a_frame_of_single_rows_has_its_published_checksum(case: dict[str, Any]) -> None:
+    """It covers the whole list of samples, so that a flipped bit in one of them is found."""
+    assert checksum_of(case) == case["checksum"]
+
+
 def checksum_of(case: dict[str, Any]) -> int:
     tokens = np.frombuffer(bytes.fromhex(case["tokens"]), dtype="<u2")
     tokens = tokens.reshape(case["row_count"], -1)
@@ -342,25 +367,75 @@ def checksum_of(case: dict[str, Any]) -> int:
         )
         for plane in cases
     )
-    order, kinds = orders.find("random-1"), [plane["kind"] for plane in cases]
-    stream = Stream(
-        StreamSpec.of_dataset("", order, 0, tokens.shape[1] - 1, kinds),
-        Position(case["first_sample"], case["batch_size"], case["rank"], case["world_size"]),
+    position: Position | SampleList
+    if "samples" in case:
+        position = SampleList(np.array(case["samples"], dtype=np.int64))
+    else:
+        place = (case[name] for name in ("first_sample", "batch_size", "rank", "world_size"))
+        position = Position(*place)
+    frames = Frames(
+        tokens.shape[1],
+        position,
         bytes.fromhex(case["identity"]),
         {plane["kind"]: bytes.fromhex(plane["fingerprint"]) for plane in cases},
     )
-    return checksum(stream, case["first_row"], RowBlock(tokens, planes))
+    return checksum(frames, case["first_row"], RowBlock(tokens, planes))
+
+
+@pytest.mark.parametrize("case", GOLDEN["requests"], ids=lambda case: case["message"][:16])
+def test_a_request_has_its_published_bytes(case: dict[str, Any]) -> None:
+    """A client in another language writes them by its own stub, and this server reads them."""
+    content = bytes.fromhex(case["message"])
+    message = (pb.GetRowsRequest if "samples" in case else pb.GetBatchRequest).FromString(content)
+
+    assert plain(message) == {name: value for name, value in case.items() if name != "message"}
+    # What is sent again says more, but means the same.
+    again = sent_again(message)
+    assert sent_again(again) == again
+    assert len(again.SerializeToString()) - len(content) in (0, len(b"\x38\x01"))
+
+
+def sent_again(message: Message) -> Message:
+    if isinstance(message, pb.GetRowsRequest):
+        return to_rows_message(*from_rows_message(message))
+    assert isinstance(message, pb.GetBatchRequest)
+    return to_message(*from_message(message))
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """The fields of a message as the vectors have them: bytes in hexadecimal, and no hints."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.number >= 100 or (field.has_presence and not message.HasField(field.name)):
+            continue
+        value = getattr(message, field.name)
+        if isinstance(value, Message):
+            found[field.name] = plain(value)
+        elif isinstance(value, bytes):
+            found[field.name] = value.hex()
+        elif isinstance(value, int | str):
+            found[field.name] = value
+        else:
+            found[field.name] = [plain(v) if isinstance(v, Message) else v for v in value]
+    return found
 
 
 @pytest.mark.parametrize("case", GOLDEN["mixture_samples"])
 def test_every_sample_of_a_mixture_has_its_published_source(case: dict[str, Any]) -> None:
     """Also beyond 2^53, where a float would lose it, and at both sides of the borders of stages."""
-    asked = map(AskedStage, case["asked"], map(tuple, case["weights"]))
-    stages = scheduled(asked, len(case["weights"][0]))
-    samples = np.array(case["samples"], dtype=np.int64)
+    weights = [dict(enumerate(each)) for each in case["weights"]]
+    stages = [first_stage(2, weights[0])]
+    for asked, own in zip(case["asked"][1:], weights[1:], strict=True):
+        stages.append(next_stage(stages[-1], asked, own))
+    sources = tuple(Source("", orders.find(""), 0, number) for number in weights[0])
+    stream = Stream(case["seed"], sources, tuple(stages))
 
     assert [stage.first_sample for stage in stages] == case["first_samples"]
-    assert [list(stage.bases) for stage in stages] == case["bases"]
-    source, own = locate_all(Mixture(case["seed"], stages), samples)
-    assert (source.dtype, own.dtype) == (np.int64, np.int64)
-    assert (source.tolist(), own.tolist()) == (case["sources"], case["source_samples"])
+    assert [[share.base for share in stage.shares] for stage in stages] == case["bases"]
+    for sample, *expected in zip(
+        case["samples"], case["sources"], case["source_samples"], strict=True
+    ):
+        stage = stream.at(sample)[0].stage
+        source, own = locate(stage, case["seed"], np.array([sample], dtype=np.int64))
+        assert (source.dtype, own.dtype) == (np.int64, np.int64)
+        assert [stage.shares[source.item()].source, own.item()] == expected

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from ..errors import InvalidRequest
 from ..stream.position import SAMPLE_END
-from ..stream.spec import Source, StreamSpec
-from ..stream.stages import Stage
+from ..stream.stage import Source, Stage
+from ..stream.stream import Stream
 from .mixture import samples_of
 from .orders.splitmix import Words
 from .plan import Shape, place_count
@@ -39,13 +39,13 @@ class FoundSamples(NamedTuple):
 class SampleRange:
     """Samples of one source within [first_sample, end_sample) of a stream.
 
-    source: of the stream.  stage: that of the samples, and number: the place of the source in it;
-    None and 0 for a stream of one dataset.  seed: of the stream.  place_count: places of the
-    source.  first_own, end_own: the own samples of the source that may be among them.
+    source: of the stream.  stage: that of the samples.  number: the place of the source in it.
+    seed: of the stream.  place_count: places of the source.  first_own, end_own: the own samples of
+    the source that may be among them.
     """
 
     source: Source
-    stage: Stage | None
+    stage: Stage
     number: int
     seed: int
     place_count: int
@@ -56,28 +56,26 @@ class SampleRange:
 
     @classmethod
     def of(
-        cls, spec: StreamSpec, number: int, shape: Shape, first_sample: int, end_sample: int
+        cls, stream: Stream, number: int, shape: Shape, first_sample: int, end_sample: int
     ) -> SampleRange:
-        """Take the samples of a stream of one dataset, or of one stage.
+        """Take the samples of one stage.
 
-        number: the place of the source in spec.sources.  shape: of its dataset.  first_sample: at
-        least that of the stage.  end_sample: at most 2^63.
+        stream: as of `Stream.at`.  number: the place of the source in stream.sources.  shape: of
+        its dataset.  first_sample: at least that of the stage.  end_sample: at most 2^63.
         Raises: InvalidRequest if there is no such sample in the stage; what `place_count` does.
         """
-        source, stage = spec.sources[number], None
-        first_own, end_own = first_sample, max(first_sample, end_sample)
-        if spec.mixture is not None:
-            (stage,) = spec.mixture.stages
-            if first_sample < stage.first_sample:
-                problem = f"{first_sample} is below {stage.first_sample}, where the stage begins"
-                raise InvalidRequest("first_sample", problem)
-            first, end = (sample - stage.first_sample for sample in (first_own, end_own))
-            base, weight = stage.bases[number], stage.weights[number]
-            first_own = base + first // stage.block_size * weight
-            end_own = min(base + -(-end // stage.block_size) * weight, SAMPLE_END)
-        places = place_count(spec, source, shape)
+        source, stage = stream.sources[number], stream.stage
+        if first_sample < stage.first_sample:
+            problem = f"{first_sample} is below {stage.first_sample}, where the stage begins"
+            raise InvalidRequest("first_sample", problem)
+        first = first_sample - stage.first_sample
+        end = max(first_sample, end_sample) - stage.first_sample
+        _, weight, base = stage.shares[number]
+        first_own = base + first // stage.block_size * weight
+        end_own = min(base + -(-end // stage.block_size) * weight, SAMPLE_END)
+        places = place_count(stream, source, shape)
         samples = (first_sample, end_sample, first_own, end_own)
-        return cls(source, stage, number, spec.seed, places, *samples)
+        return cls(source, stage, number, stream.seed, places, *samples)
 
     @property
     def epochs(self) -> range:
@@ -104,8 +102,6 @@ class SampleRange:
     def _within(self, own: Words) -> FoundSamples:
         at = np.flatnonzero((own >= np.uint64(self.first_own)) & (own < np.uint64(self.end_own)))
         own_samples = own[at].view(np.int64)
-        if self.stage is None:
-            return FoundSamples(at, own_samples, own_samples)
         samples = samples_of(self.stage, self.seed, self.number, own_samples)
         first, end = np.uint64(self.first_sample), np.uint64(self.end_sample)
         inside = np.flatnonzero((samples >= first) & (samples < end))

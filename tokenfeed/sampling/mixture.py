@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..stream.spec import Mixture
-from ..stream.stages import Stage
+from ..stream.stage import Share, Stage
+from ..stream.stream import Stream
 from .orders import shuffled_v1
 from .orders.splitmix import Words, mix
 
@@ -28,7 +28,7 @@ Numbers = npt.NDArray[np.int64]
 def stage_seed(seed: int, index: int) -> int:
     """Return the seed of the permutation of a stage's blocks: mix(mix(2^32 + index) ^ seed).
 
-    seed: of the mixture, in [0, 2^64).  index: of the stage, in [0, 2^32).
+    seed: of the stream, in [0, 2^64).  index: of the stage, in [0, 2^32).
     """
     tagged = mix(np.array([_STAGE_TAG + index], dtype=np.uint64))
     return int(mix(tagged ^ np.uint64(seed))[0])
@@ -37,11 +37,14 @@ def stage_seed(seed: int, index: int) -> int:
 def locate(stage: Stage, seed: int, samples: Numbers) -> tuple[Numbers, Numbers]:
     """Return the source of each sample, and its sample in the source's own order.
 
-    seed: of the mixture.  samples: int64[n], each in [stage.first_sample, 2^63).
-    Returns: int64[n], indices into stage.weights; int64[n], each at least the source's base.
+    seed: of the stream.  samples: int64[n], each in [stage.first_sample, 2^63).
+    Returns: int64[n], indices into stage.shares; int64[n], each at least the source's base.
     """
-    weights, first, sources = _tables(stage.weights, stage.bases)
+    weights, first, sources = _tables(stage.shares)
     since = samples - stage.first_sample
+    if stage.is_plain:
+        only = int(sources[0])
+        return np.full_like(samples, only), since + stage.shares[only].base
     slot = shuffled_v1.places(since, stage_seed(seed, stage.index), stage.block_size)
     source = sources.take(slot).astype(np.int64)
     return source, since // stage.block_size * weights[source] + slot + first[source]
@@ -50,12 +53,14 @@ def locate(stage: Stage, seed: int, samples: Numbers) -> tuple[Numbers, Numbers]
 def samples_of(stage: Stage, seed: int, source: int, own_samples: Numbers) -> Words:
     """Return the samples of a stage that are given samples of one source: the inverse of `locate`.
 
-    seed: of the mixture.  source: index into stage.weights, of one that is not paused.
+    seed: of the stream.  source: index into stage.shares, of one that is not paused.
     own_samples: int64[n], in the source's own order, each at least its base.
     Returns: uint64[n]; those of the block in which a stage reaches 2^63 may be above that.
     """
-    weights, first, _ = _tables(stage.weights, stage.bases)
-    weight, base = int(weights[source]), stage.bases[source]
+    first = _tables(stage.shares).first
+    _, weight, base = stage.shares[source]
+    if stage.is_plain:
+        return (own_samples + (stage.first_sample - base)).view(np.uint64)
     block, of_block = np.divmod(own_samples - base, weight)
     slot = of_block + (base - int(first[source]))
     index = shuffled_v1.indices(slot, block, stage_seed(seed, stage.index), stage.block_size)
@@ -77,26 +82,45 @@ class _Tables(NamedTuple):
 
 
 @lru_cache(16)
-def _tables(weights: tuple[int, ...], bases: tuple[int, ...]) -> _Tables:
-    counts = np.array(weights, dtype=np.int64)
+def _tables(shares: tuple[Share, ...]) -> _Tables:
+    counts = np.array([share.weight for share in shares], dtype=np.int64)
     numbers = np.arange(counts.size, dtype=np.min_scalar_type(counts.size))
-    first = np.array(bases, dtype=np.int64) - (np.cumsum(counts) - counts)
+    bases = np.array([share.base for share in shares], dtype=np.int64)
+    first = bases - (np.cumsum(counts) - counts)
     tables = _Tables(counts, first, np.repeat(numbers, counts))
     for table in tables:
         table.flags.writeable = False
     return tables
 
 
-def locate_all(mixture: Mixture, samples: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the source of each sample, and its sample in the source's own order; like `locate`,
-    for samples of several stages.
+def locate_all(stream: Stream, samples: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the number of the source of each sample, and its sample in the source's own order.
+
+    samples: int64[n], each at or above the first sample of the first stage.
+    Returns: int64[n], int64[n].
     """
-    if len(mixture.stages) == 1:
-        return locate(mixture.stages[0], mixture.seed, samples)
-    begins = [stage.first_sample for stage in mixture.stages]
+    begins = [stage.first_sample for stage in stream.stages]
     stage_of = np.searchsorted(begins, samples, side="right") - 1
     number, own_samples = np.empty_like(samples), np.empty_like(samples)
-    for index in sorted(set(stage_of.tolist())):
-        at = np.flatnonzero(stage_of == index)
-        number[at], own_samples[at] = locate(mixture.stages[index], mixture.seed, samples[at])
+    for index in np.unique(stage_of).tolist():
+        at, stage = np.flatnonzero(stage_of == index), stream.stages[index]
+        place, own_samples[at] = locate(stage, stream.seed, samples[at])
+        numbers = np.array([share.source for share in stage.shares], dtype=np.int64)
+        number[at] = numbers[place]
     return number, own_samples
+
+
+def counts_at(stage: Stage, seed: int, sample: int) -> dict[int, int]:
+    """Return how many own samples each source of a stage has before a sample, by its number.
+
+    seed: of the stream.  sample: at least stage.first_sample.
+    """
+    blocks, rest = divmod(sample - stage.first_sample, stage.block_size)
+    begun = [0] * len(stage.shares)
+    if rest:
+        place, _ = locate(stage, seed, np.arange(rest, dtype=np.int64) + (sample - rest))
+        begun = np.bincount(place, minlength=len(stage.shares)).tolist()
+    return {
+        source: base + blocks * weight + count
+        for (source, weight, base), count in zip(stage.shares, begun, strict=True)
+    }

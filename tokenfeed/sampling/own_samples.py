@@ -14,63 +14,62 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stream.position import SAMPLE_END, require_range
-from ..stream.spec import StreamSpec
-from ..stream.stages import Stage
+from ..stream.stage import Stage
+from ..stream.stream import Stream
 from .mixture import locate
 
 Numbers = npt.NDArray[np.int64]
 
 
-def own_samples(spec: StreamSpec, first_sample: int, end_sample: int) -> list[Numbers]:
+def own_samples(stream: Stream, first_sample: int, end_sample: int) -> list[Numbers]:
     """Return the own samples that each source has in [first_sample, end_sample).
 
-    spec: of one dataset, or a mixture with a first stage that begins at or before first_sample.
+    stream: with a first stage that begins at or before first_sample.
     Returns: for each source int64[n, 2], first and end of each range; ascending, they neither
     overlap nor touch.
     Raises: InvalidRequest unless both are in [0, 2^63).
     """
     require_range("first_sample", first_sample, 0, SAMPLE_END)
     require_range("end_sample", end_sample, 0, SAMPLE_END)
-    return own_samples_of(spec, np.array([[first_sample, end_sample]], dtype=np.int64))
+    return own_samples_of(stream, np.array([[first_sample, end_sample]], dtype=np.int64))
 
 
-def own_samples_of(spec: StreamSpec, ranges: Numbers) -> list[Numbers]:
+def own_samples_of(stream: Stream, ranges: Numbers) -> list[Numbers]:
     """Return the own samples that each source has in ranges of samples, like `own_samples`.
 
     ranges: int64[n, 2], ascending; they do not overlap.
     """
     ranges = ranges[ranges[:, 0] < ranges[:, 1]]
-    if spec.mixture is None:
-        return [merged([ranges])]
     # What is skipped within a block is taken out of the whole, as it is less than the rest.
-    block_size = max(stage.block_size for stage in spec.mixture.stages)
+    block_size = max(stage.block_size for stage in stream.stages)
     gaps = np.stack([ranges[:-1, 1], ranges[1:, 0]], axis=1)
     small = np.flatnonzero(gaps[:, 1] - gaps[:, 0] < block_size)
     wholes = np.delete(ranges, [2 * small + 1, 2 * small + 2]).reshape(-1, 2)
-    kept: list[list[Numbers]] = [[] for _ in spec.sources]
-    left_out: list[list[Numbers]] = [[] for _ in spec.sources]
+    kept: list[list[Numbers]] = [[] for _ in stream.sources]
+    left_out: list[list[Numbers]] = [[] for _ in stream.sources]
     for found, parts in ((kept, wholes), (left_out, gaps[small])):
         for first, end in parts.tolist():
-            _add(found, spec, first, end)
+            _add(found, stream, first, end)
     return [merged(plus, minus) for plus, minus in zip(kept, left_out, strict=True)]
 
 
-def _add(found: list[list[Numbers]], spec: StreamSpec, first_sample: int, end_sample: int) -> None:
+def _add(found: list[list[Numbers]], stream: Stream, first_sample: int, end_sample: int) -> None:
     """Add the own samples of each source in a range, to a list of ranges for each."""
-    mixture = spec.mixture
-    assert mixture is not None
+    places = {number: place for place, number in enumerate(stream.numbers)}
     first = first_sample
     while first < end_sample:
-        place = mixture.stage_of(first)
-        stage_end = mixture.end_of(place)
+        place = stream.place_of(first)
+        stage, stage_end = stream.stages[place], stream.end_of(place)
         end = end_sample if stage_end is None else min(end_sample, stage_end)
-        _add_of_stage(found, mixture.stages[place], mixture.seed, first, end)
+        of_stage = [found[places[share.source]] for share in stage.shares]
+        _add_of_stage(of_stage, stage, stream.seed, first, end)
         first = end
 
 
 def _add_of_stage(
     found: list[list[Numbers]], stage: Stage, seed: int, first: int, end: int
 ) -> None:
+    """Add the own samples of each share of a stage, to a list of ranges for each."""
     size = stage.block_size
     # Blocks that begin and end in the range, if there are any.
     first_block = -(-(first - stage.first_sample) // size)
@@ -79,7 +78,7 @@ def _add_of_stage(
         _add_scattered(found, stage, seed, first, end)
         return
     _add_scattered(found, stage, seed, first, stage.first_sample + first_block * size)
-    for ranges, base, weight in zip(found, stage.bases, stage.weights, strict=True):
+    for ranges, (_, weight, base) in zip(found, stage.shares, strict=True):
         if weight:
             whole = [[base + first_block * weight, base + end_block * weight]]
             ranges.append(np.array(whole, dtype=np.int64))

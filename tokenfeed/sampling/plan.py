@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, SamplesExhausted
 from ..stream.order import Order
-from ..stream.spec import Source, StreamSpec
+from ..stream.stage import Source
+from ..stream.stream import Stream
 from .document_rows import DocumentRows, RowsKey
-from .mixture import locate_all
+from .mixture import locate
 from .spans import Pieces, Spans
 
 Numbers = npt.NDArray[np.int64]
@@ -114,67 +115,80 @@ class Shape:
         return Places(int(ends[-1]), ends, ends - counts, stride)
 
 
-def plan(spec: StreamSpec, shapes: Sequence[Shape], samples: Numbers) -> Spans:
+def plan(stream: Stream, shapes: Sequence[Shape], samples: Numbers) -> Spans:
     """Return the spans of the tokens of each sample. Nothing else maps samples to tokens.
 
-    shapes: of the corpus of each source of the stream.  samples: int64[n], each in [0, 2^63), and
-    in one of the stages.  One pass of array arithmetic, no loop over n.
-    Raises: InvalidRequest if no file of a source is long enough for a window.
+    stream: one stage, as of `Stream.at`.  shapes: of the corpus of each source.  samples: int64[n],
+    each in [first sample of the stage, 2^63).  One pass of array arithmetic, no loop over n.
+    Raises: InvalidRequest if no file of a source is long enough for a window; SamplesExhausted if
+    an own sample of a source would reach 2^63.
     """
-    require_windows(spec, shapes)
-    if spec.mixture is None:
-        return _plan_source(spec, shapes[0], samples)
-    number, own_samples = locate_all(spec.mixture, samples)
-    has_epochs = tuple(source.order.HAS_EPOCHS for source in spec.sources)
-    joint = _joint_places(tuple(shapes), spec.context_length, has_epochs)
-    of_documents = _document_rows(spec, shapes)
+    require_windows(stream, shapes)
+    stage = stream.stage
+    if stage.is_plain:
+        ((_, _, base),) = stage.shares
+        if base != stage.first_sample:
+            samples = samples + (base - stage.first_sample)
+            _require_int64(samples)
+        return _plan_source(stream, shapes[0], samples)
+    number, own_samples = locate(stage, stream.seed, samples)
+    _require_int64(own_samples)
+    has_epochs = tuple(source.order.HAS_EPOCHS for source in stream.sources)
+    joint = _joint_places(tuple(shapes), stream.context_length, has_epochs)
+    of_documents = _document_rows(stream, shapes)
     counts = list(joint.place_counts)
     for index, rows in of_documents.items():
         counts[index] = rows.row_count
-    place = _places_of_sources(spec.sources, counts, number, own_samples)
+    place = _places_of_sources(stream.sources, counts, number, own_samples)
     if not of_documents:
-        return Spans(spec.row_tokens, number, *joint.windows(number, place))
-    return _mixed_spans(spec, joint, of_documents, number, place)
+        return Spans(stream.row_tokens, number, *joint.windows(number, place))
+    return _mixed_spans(stream, joint, of_documents, number, place)
 
 
-def _plan_source(spec: StreamSpec, shape: Shape, samples: Numbers) -> Spans:
-    """Like `plan`, for one dataset."""
-    source = spec.source
-    count = place_count(spec, source, shape)
-    return spans_at(spec, source, shape, source.order.places(samples, source.seed, count))
+def _require_int64(own_samples: Numbers) -> None:
+    """Raise SamplesExhausted if own samples have reached 2^63: a base may be far ahead."""
+    if own_samples.size and int(own_samples.min()) < 0:
+        raise SamplesExhausted("base", "is too large: a source's own sample would reach 2^63")
 
 
-def place_count(spec: StreamSpec, source: Source, shape: Shape) -> int:
+def _plan_source(stream: Stream, shape: Shape, samples: Numbers) -> Spans:
+    """Like `plan`, for one source.  samples: its own."""
+    source = stream.source
+    count = place_count(stream, source, shape)
+    return spans_at(stream, source, shape, source.order.places(samples, source.seed, count))
+
+
+def place_count(stream: Stream, source: Source, shape: Shape) -> int:
     """Return how many places a source has: windows, or rows of documents.  shape: of its dataset.
 
     Raises: InvalidRequest, Unreadable for rows of documents that are unknown, or still being made.
     """
     if source.reads_documents:
-        return shape.document_rows(rows_key(spec, source)).row_count
-    return row_count(source.order, shape, spec.context_length)
+        return shape.document_rows(rows_key(stream, source)).row_count
+    return row_count(source.order, shape, stream.context_length)
 
 
-def spans_at(spec: StreamSpec, source: Source, shape: Shape, place: Numbers) -> Spans:
+def spans_at(stream: Stream, source: Source, shape: Shape, place: Numbers) -> Spans:
     """Return the spans of the rows at places of a source, as those of its dataset alone.
 
     shape: of its dataset.  place: int64[n], each in [0, `place_count`).
     """
     if source.reads_documents:
-        found = shape.document_rows(rows_key(spec, source)).pieces(place)
+        found = shape.document_rows(rows_key(stream, source)).pieces(place)
         pieces = Pieces(found.first_piece, found.token_count)
         zeros = np.zeros_like(found.shard)
-        return Spans(spec.row_tokens, zeros, found.shard, found.token_offset, pieces)
-    places = shape.places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
+        return Spans(stream.row_tokens, zeros, found.shard, found.token_offset, pieces)
+    places = shape.places(stream.context_length, has_epochs=source.order.HAS_EPOCHS)
     if places.ends.size == 1:
         shard = np.zeros_like(place)
     else:
         shard = np.searchsorted(places.ends, place, side="right")
         place = place - places.firsts[shard]
-    return Spans.of_windows(spec.row_tokens, shard, place * places.stride)
+    return Spans.of_windows(stream.row_tokens, shard, place * places.stride)
 
 
 def _mixed_spans(
-    spec: StreamSpec,
+    stream: Stream,
     joint: JointPlaces,
     of_documents: Mapping[int, DocumentRows],
     number: Numbers,
@@ -185,11 +199,11 @@ def _mixed_spans(
     of_documents: the rows of each source that has pieces.  number, place: int64[n], source of each
     row, and its place there.
     """
-    has_pieces = np.zeros(len(spec.sources), dtype=np.bool_)
+    has_pieces = np.zeros(len(stream.sources), dtype=np.bool_)
     has_pieces[list(of_documents)] = True
     is_window = ~has_pieces[number]
     if is_window.all():
-        return Spans(spec.row_tokens, number, *joint.windows(number, place))
+        return Spans(stream.row_tokens, number, *joint.windows(number, place))
     windows = np.flatnonzero(is_window)
     counts = np.ones_like(number)
     parts = []
@@ -201,7 +215,7 @@ def _mixed_spans(
     first_span = np.zeros(number.size + 1, dtype=np.int64)
     np.cumsum(counts, out=first_span[1:])
     shard, offset = np.empty((2, int(first_span[-1])), dtype=np.int64)
-    token_count = np.full_like(shard, spec.row_tokens)
+    token_count = np.full_like(shard, stream.row_tokens)
     at = first_span[windows]
     shard[at], offset[at] = joint.windows(number[windows], place[windows])
     for rows, found in parts:
@@ -210,55 +224,54 @@ def _mixed_spans(
         at = np.arange(found.shard.size) + np.repeat(shift, counts[rows])
         shard[at], offset[at], token_count[at] = found.shard, found.token_offset, found.token_count
     source = np.repeat(number, counts)
-    return Spans(spec.row_tokens, source, shard, offset, Pieces(first_span, token_count))
+    return Spans(stream.row_tokens, source, shard, offset, Pieces(first_span, token_count))
 
 
-def rows_at_once(spec: StreamSpec, shapes: Sequence[Shape]) -> int:
+def rows_at_once(stream: Stream, shapes: Sequence[Shape]) -> int:
     """Return how many rows to plan at once.  shapes: as for `plan`."""
-    of_documents = _document_rows(spec, shapes)
+    of_documents = _document_rows(stream, shapes)
     if not of_documents:
         return PLAN_ROWS
-    pieces = np.ones(len(spec.sources))  # of a row
+    pieces = np.ones(len(stream.sources))  # of a row
     for index, rows in of_documents.items():
         pieces[index] = rows.piece_count / max(1, rows.row_count)
-    stages = spec.mixture.stages if spec.mixture is not None else ()
-    means = [float(np.average(pieces, weights=stage.weights)) for stage in stages] or pieces
-    return max(1, min(PLAN_ROWS, int(_PLAN_PIECES / max(means))))
+    mean = float(np.average(pieces, weights=[share.weight for share in stream.stage.shares]))
+    return max(1, min(PLAN_ROWS, int(_PLAN_PIECES / mean)))
 
 
-def _document_rows(spec: StreamSpec, shapes: Sequence[Shape]) -> dict[int, DocumentRows]:
+def _document_rows(stream: Stream, shapes: Sequence[Shape]) -> dict[int, DocumentRows]:
     """Return the rows of each source over documents, by its index."""
     return {
-        index: shape.document_rows(rows_key(spec, source))
-        for index, (source, shape) in enumerate(zip(spec.sources, shapes, strict=True))
+        index: shape.document_rows(rows_key(stream, source))
+        for index, (source, shape) in enumerate(zip(stream.sources, shapes, strict=True))
         if source.reads_documents
     }
 
 
-def rows_key(spec: StreamSpec, source: Source) -> RowsKey:
+def rows_key(stream: Stream, source: Source) -> RowsKey:
     """Return what the rows of a source over documents are made by."""
-    return RowsKey(source.order.NAME, spec.context_length, source.long_documents)
+    return RowsKey(source.order.NAME, stream.context_length, source.long_documents)
 
 
-def require_windows(spec: StreamSpec, shapes: Sequence[Shape]) -> None:
+def require_windows(stream: Stream, shapes: Sequence[Shape]) -> None:
     """Raise InvalidRequest unless each source has a row: a file with at least T + 1 tokens, or a
     piece of a document.
 
     shapes: as for `plan`.
     """
-    for source, shape in zip(spec.sources, shapes, strict=True):
-        of_dataset = f"of {source.dataset} " if spec.mixture else ""
+    for source, shape in zip(stream.sources, shapes, strict=True):
+        of_dataset = f"of {source.dataset} " if len(shapes) > 1 else ""
         if not source.reads_documents:
-            shape.require_window(spec.context_length, of_dataset)
-        elif not shape.document_rows(rows_key(spec, source)).row_count:
-            raise no_documents_fit(spec, source, of_dataset)
+            shape.require_window(stream.context_length, of_dataset)
+        elif not shape.document_rows(rows_key(stream, source)).row_count:
+            raise no_documents_fit(stream, source, of_dataset)
 
 
-def no_documents_fit(spec: StreamSpec, source: Source, of_dataset: str = "") -> InvalidRequest:
+def no_documents_fit(stream: Stream, source: Source, of_dataset: str = "") -> InvalidRequest:
     """Return the error of a source that has documents and no row.  of_dataset: which, if there are
     several.
     """
-    kept = "" if source.long_documents == "cut" else f" and at most {spec.row_tokens}"
+    kept = "" if source.long_documents == "cut" else f" and at most {stream.row_tokens}"
     problem = f"no document {of_dataset}has 2 tokens or more{kept}"
     return InvalidRequest("order", f"{source.order.NAME} has no rows: {problem}")
 

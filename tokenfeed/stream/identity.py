@@ -11,16 +11,10 @@ order, seed, context length and the files' token counts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .order import Order
+from .stage import Source, Stage
 
-VERSIONS_SERVED = (1, 2, 3)
-"""Versions of the identity that a server can compare: of streams of one dataset, of stages of
-mixtures, and of both with redactions.
-"""
 COMPLETE_BYTES_MAX = 1 << 30
 """A corpus of up to exactly this size is hashed in full: a change of any token changes the
 fingerprint.
@@ -78,96 +72,45 @@ def digest(dtype: str, token_counts: Iterable[int], block_digests: Iterable[byte
     return _corpus_hash("digest", dtype, token_counts, block_digests)
 
 
-class Corpus(NamedTuple):
-    """What an identity covers of a corpus.
+def stage_identity(seed: int, stage: Stage, sources: Mapping[int, Source]) -> bytes:
+    """Return the identity of the rows of a stage without redactions, 32 bytes.
 
-    fingerprint: 32 bytes.  pieces: `pieces_hash` for an order over documents, else b"".
-    """
-
-    fingerprint: bytes
-    pieces: bytes = b""
-
-
-def stream_identity(
-    order: Order, seed: int, context_length: int, corpus_fingerprint: bytes, pieces: bytes = b""
-) -> bytes:
-    """Return the identity of a stream of one dataset, 32 bytes: version 1.
-
-    seed: in [0, 2^64); hashed as 0 if the order ignores it.  corpus_fingerprint: 32 bytes.
-    pieces: `pieces_hash` for an order over documents, else b"".
-    """
-    return _hash(
-        "tokenfeed-identity-1",
-        f"order={order.NAME}",
-        f"seed={seed if order.USES_SEED else 0}",
-        f"context_length={context_length}",
-        f"fingerprint={corpus_fingerprint.hex()}",
-        *_if_known("pieces", pieces),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SourceParts:
-    """One source in the identity of a stage.
-
-    number: of the source, the same in all stages.  base: its samples before the stage.  weight:
-    number of its samples in a block, at least 1.  The rest as for `stream_identity`.
-    """
-
-    number: int
-    fingerprint: bytes
-    order: str
-    seed: int
-    base: int
-    weight: int
-    pieces: bytes = b""
-
-
-def mixture_identity(order: str, seed: int, context_length: int) -> bytes:
-    """Return H(0) of the identity chain of a mixture, 32 bytes: before the first stage."""
-    return _hash(
-        "tokenfeed-identity-2",
-        f"order={order}",
-        f"seed={seed}",
-        f"context_length={context_length}",
-    )
-
-
-def stage_identity(
-    previous: bytes, index: int, first_sample: int, sources: Sequence[SourceParts]
-) -> bytes:
-    """Return H(index + 1), the identity of the rows of a stage, 32 bytes: version 2.
-
-    previous: H(index).  first_sample: of the stage, at a block border.  sources: those with a
-    weight above 0, by ascending number.
+    seed: of the stream; hashed as 0 if nothing is permuted within blocks.  stage: with the identity
+    before it; only its sources with a weight above 0 count.  sources: by their numbers, with their
+    corpora.
     """
     lines = [
-        "tokenfeed-stage-1",
-        f"previous={previous.hex()}",
-        f"stage={index}",
-        f"first_sample={first_sample}",
-        f"sources={len(sources)}",
+        "tokenfeed-stage-4",
+        f"previous={stage.previous.hex()}",
+        f"stage={stage.index}",
+        f"first_sample={stage.first_sample}",
+        f"context_length={stage.context_length}",
+        f"seed={0 if stage.is_plain else seed}",
+        f"sources={len(stage.active)}",
     ]
-    for source in sources:
+    for number, weight, base in stage.active:
+        source = sources[number]
+        assert source.corpus is not None
         lines += [
-            f"source={source.number}",
-            f"fingerprint={source.fingerprint.hex()}",
-            f"order={source.order}",
+            f"source={number}",
+            f"fingerprint={source.corpus.fingerprint.hex()}",
+            f"order={source.order.NAME}",
             f"seed={source.seed}",
-            f"base={source.base}",
-            f"weight={source.weight}",
-            *_if_known("pieces", source.pieces),
+            f"base={base}",
+            f"weight={weight}",
         ]
+        if source.reads_documents:
+            lines.append(f"pieces={source.corpus.pieces_at(stage.context_length).hex()}")
     return _hash(*lines)
 
 
 def redacted_identity(identity: bytes, redactions: Sequence[tuple[int, int, bytes]]) -> bytes:
-    """Return the identity of redacted rows, 32 bytes: version 3.
+    """Return the identity of redacted rows, 32 bytes.
 
     identity: of the same rows without redactions.  redactions: (first sample, number of the source,
     hash of the list) of each redaction in force, ascending, at least one.
     """
-    lines = ["tokenfeed-identity-3", f"identity={identity.hex()}", f"redactions={len(redactions)}"]
+    lines = ["tokenfeed-redacted-4", f"stage={identity.hex()}", f"redactions={len(redactions)}"]
     for first_sample, source, list_hash in redactions:
         lines += [f"first_sample={first_sample}", f"source={source}", f"list={list_hash.hex()}"]
     return _hash(*lines)
@@ -252,10 +195,6 @@ def _corpus_hash(
         *(f"tokens={count}" for count in counts),
         f"content={content}",
     )
-
-
-def _if_known(name: str, value: bytes) -> tuple[str, ...]:
-    return (f"{name}={value.hex()}",) if value else ()
 
 
 def _hash(*lines: str) -> bytes:

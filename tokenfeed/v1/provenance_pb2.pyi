@@ -85,20 +85,28 @@ class SourceFile(_message.Message):
     def __init__(self, source: _Optional[int] = ..., file: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class FindRequest(_message.Message):
-    __slots__ = ("stream", "source", "document", "document_id", "range", "first_candidate")
+    __slots__ = ("stream", "first_sample", "end_sample", "source", "document", "document_id", "range", "first_candidate", "expected_identity", "client_name")
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    END_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     FIRST_CANDIDATE_FIELD_NUMBER: _ClassVar[int]
-    stream: _tokenfeed_pb2.GetBatchRequest
+    EXPECTED_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    stream: _tokenfeed_pb2.Stream
+    first_sample: int
+    end_sample: int
     source: int
     document: int
     document_id: str
     range: FileRange
     first_candidate: int
-    def __init__(self, stream: _Optional[_Union[_tokenfeed_pb2.GetBatchRequest, _Mapping]] = ..., source: _Optional[int] = ..., document: _Optional[int] = ..., document_id: _Optional[str] = ..., range: _Optional[_Union[FileRange, _Mapping]] = ..., first_candidate: _Optional[int] = ...) -> None: ...
+    expected_identity: bytes
+    client_name: str
+    def __init__(self, stream: _Optional[_Union[_tokenfeed_pb2.Stream, _Mapping]] = ..., first_sample: _Optional[int] = ..., end_sample: _Optional[int] = ..., source: _Optional[int] = ..., document: _Optional[int] = ..., document_id: _Optional[str] = ..., range: _Optional[_Union[FileRange, _Mapping]] = ..., first_candidate: _Optional[int] = ..., expected_identity: _Optional[bytes] = ..., client_name: _Optional[str] = ...) -> None: ...
 
 class FileRange(_message.Message):
     __slots__ = ("file", "file_name", "first_token", "end_token")
@@ -143,14 +151,18 @@ class FoundRow(_message.Message):
     def __init__(self, sample: _Optional[int] = ..., source_sample: _Optional[int] = ..., epoch: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ..., redacted: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ..., deleted: _Optional[_Iterable[_Union[TokenSpan, _Mapping]]] = ...) -> None: ...
 
 class CoverageRequest(_message.Message):
-    __slots__ = ("stream", "samples", "first_place")
+    __slots__ = ("stream", "expected_identity", "client_name", "samples", "first_place")
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FIRST_PLACE_FIELD_NUMBER: _ClassVar[int]
-    stream: _tokenfeed_pb2.GetBatchRequest
+    stream: _tokenfeed_pb2.Stream
+    expected_identity: bytes
+    client_name: str
     samples: _containers.RepeatedCompositeFieldContainer[SampleSpan]
     first_place: int
-    def __init__(self, stream: _Optional[_Union[_tokenfeed_pb2.GetBatchRequest, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[SampleSpan, _Mapping]]] = ..., first_place: _Optional[int] = ...) -> None: ...
+    def __init__(self, stream: _Optional[_Union[_tokenfeed_pb2.Stream, _Mapping]] = ..., expected_identity: _Optional[bytes] = ..., client_name: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleSpan, _Mapping]]] = ..., first_place: _Optional[int] = ...) -> None: ...
 
 class SampleSpan(_message.Message):
     __slots__ = ("first_sample", "end_sample")

@@ -6,54 +6,106 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetBatchRequest(_message.Message):
-    __slots__ = ("batch_size", "context_length", "seed", "dataset", "order", "first_sample", "first_row", "num_batches", "rank", "world_size", "expected_identity", "planes", "expected_digest", "identity_version", "end_sample", "stage", "redactions", "declined_planes", "long_documents", "client_name", "trainer_sample", "is_last", "is_tool")
+    __slots__ = ("batch_size", "stream", "first_sample", "first_row", "num_batches", "rank", "world_size", "end_sample", "planes", "declined_planes", "expected_identity", "client_name", "trainer_sample", "is_last", "is_tool")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    PLANES_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    IDENTITY_VERSION_FIELD_NUMBER: _ClassVar[int]
     END_SAMPLE_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
-    REDACTIONS_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
     DECLINED_PLANES_FIELD_NUMBER: _ClassVar[int]
-    LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     TRAINER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     IS_TOOL_FIELD_NUMBER: _ClassVar[int]
     batch_size: int
-    context_length: int
-    seed: int
-    dataset: str
-    order: str
+    stream: Stream
     first_sample: int
     first_row: int
     num_batches: int
     rank: int
     world_size: int
-    expected_identity: bytes
-    planes: _containers.RepeatedCompositeFieldContainer[WantedPlane]
-    expected_digest: bytes
-    identity_version: int
     end_sample: int
-    stage: Stage
-    redactions: _containers.RepeatedCompositeFieldContainer[Redaction]
+    planes: _containers.RepeatedCompositeFieldContainer[WantedPlane]
     declined_planes: _containers.RepeatedScalarFieldContainer[int]
-    long_documents: str
+    expected_identity: bytes
     client_name: str
     trainer_sample: int
     is_last: bool
     is_tool: bool
-    def __init__(self, batch_size: _Optional[int] = ..., context_length: _Optional[int] = ..., seed: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., num_batches: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., expected_identity: _Optional[bytes] = ..., planes: _Optional[_Iterable[_Union[WantedPlane, _Mapping]]] = ..., expected_digest: _Optional[bytes] = ..., identity_version: _Optional[int] = ..., end_sample: _Optional[int] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., redactions: _Optional[_Iterable[_Union[Redaction, _Mapping]]] = ..., declined_planes: _Optional[_Iterable[int]] = ..., long_documents: _Optional[str] = ..., client_name: _Optional[str] = ..., trainer_sample: _Optional[int] = ..., is_last: bool = ..., is_tool: bool = ...) -> None: ...
+    def __init__(self, batch_size: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., first_sample: _Optional[int] = ..., first_row: _Optional[int] = ..., num_batches: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., end_sample: _Optional[int] = ..., planes: _Optional[_Iterable[_Union[WantedPlane, _Mapping]]] = ..., declined_planes: _Optional[_Iterable[int]] = ..., expected_identity: _Optional[bytes] = ..., client_name: _Optional[str] = ..., trainer_sample: _Optional[int] = ..., is_last: bool = ..., is_tool: bool = ...) -> None: ...
+
+class GetRowsRequest(_message.Message):
+    __slots__ = ("stream", "samples", "planes", "declined_planes", "expected_identity", "client_name")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
+    DECLINED_PLANES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    stream: Stream
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    planes: _containers.RepeatedCompositeFieldContainer[WantedPlane]
+    declined_planes: _containers.RepeatedScalarFieldContainer[int]
+    expected_identity: bytes
+    client_name: str
+    def __init__(self, stream: _Optional[_Union[Stream, _Mapping]] = ..., samples: _Optional[_Iterable[int]] = ..., planes: _Optional[_Iterable[_Union[WantedPlane, _Mapping]]] = ..., declined_planes: _Optional[_Iterable[int]] = ..., expected_identity: _Optional[bytes] = ..., client_name: _Optional[str] = ...) -> None: ...
+
+class Stream(_message.Message):
+    __slots__ = ("seed", "sources", "stage", "redactions")
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    REDACTIONS_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    stage: Stage
+    redactions: _containers.RepeatedCompositeFieldContainer[Redaction]
+    def __init__(self, seed: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., redactions: _Optional[_Iterable[_Union[Redaction, _Mapping]]] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("number", "dataset", "order", "seed", "long_documents", "expected_digest")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    dataset: str
+    order: str
+    seed: int
+    long_documents: str
+    expected_digest: bytes
+    def __init__(self, number: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., seed: _Optional[int] = ..., long_documents: _Optional[str] = ..., expected_digest: _Optional[bytes] = ...) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("context_length", "index", "first_sample", "previous_identity", "shares")
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    context_length: int
+    index: int
+    first_sample: int
+    previous_identity: bytes
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    def __init__(self, context_length: _Optional[int] = ..., index: _Optional[int] = ..., first_sample: _Optional[int] = ..., previous_identity: _Optional[bytes] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("source", "weight", "base")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    weight: int
+    base: int
+    def __init__(self, source: _Optional[int] = ..., weight: _Optional[int] = ..., base: _Optional[int] = ...) -> None: ...
 
 class WantedPlane(_message.Message):
     __slots__ = ("kind", "expected_fingerprint")
@@ -62,40 +114,6 @@ class WantedPlane(_message.Message):
     kind: int
     expected_fingerprint: bytes
     def __init__(self, kind: _Optional[int] = ..., expected_fingerprint: _Optional[bytes] = ...) -> None: ...
-
-class Stage(_message.Message):
-    __slots__ = ("index", "first_sample", "previous_identity", "sources", "mixture_identity")
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
-    PREVIOUS_IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
-    MIXTURE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    index: int
-    first_sample: int
-    previous_identity: bytes
-    sources: _containers.RepeatedCompositeFieldContainer[StageSource]
-    mixture_identity: bytes
-    def __init__(self, index: _Optional[int] = ..., first_sample: _Optional[int] = ..., previous_identity: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[StageSource, _Mapping]]] = ..., mixture_identity: _Optional[bytes] = ...) -> None: ...
-
-class StageSource(_message.Message):
-    __slots__ = ("number", "dataset", "order", "seed", "base", "weight", "expected_digest", "long_documents")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    BASE_FIELD_NUMBER: _ClassVar[int]
-    WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    dataset: str
-    order: str
-    seed: int
-    base: int
-    weight: int
-    expected_digest: bytes
-    long_documents: str
-    def __init__(self, number: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., seed: _Optional[int] = ..., base: _Optional[int] = ..., weight: _Optional[int] = ..., expected_digest: _Optional[bytes] = ..., long_documents: _Optional[str] = ...) -> None: ...
 
 class Redaction(_message.Message):
     __slots__ = ("first_sample", "source", "list_hash")
@@ -156,22 +174,20 @@ class DescribeRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., context_length: _Optional[int] = ..., long_documents: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("datasets", "orders", "limits", "server_version", "identity_versions", "contract_revisions", "server_time_ms")
+    __slots__ = ("datasets", "orders", "limits", "server_version", "contract_revisions", "server_time_ms")
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
-    IDENTITY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_REVISIONS_FIELD_NUMBER: _ClassVar[int]
     SERVER_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     datasets: _containers.RepeatedCompositeFieldContainer[Dataset]
     orders: _containers.RepeatedScalarFieldContainer[str]
     limits: Limits
     server_version: str
-    identity_versions: _containers.RepeatedScalarFieldContainer[int]
     contract_revisions: _containers.RepeatedScalarFieldContainer[int]
     server_time_ms: int
-    def __init__(self, datasets: _Optional[_Iterable[_Union[Dataset, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., server_version: _Optional[str] = ..., identity_versions: _Optional[_Iterable[int]] = ..., contract_revisions: _Optional[_Iterable[int]] = ..., server_time_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, datasets: _Optional[_Iterable[_Union[Dataset, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., server_version: _Optional[str] = ..., contract_revisions: _Optional[_Iterable[int]] = ..., server_time_ms: _Optional[int] = ...) -> None: ...
 
 class Dataset(_message.Message):
     __slots__ = ("name", "dtype", "token_bytes", "token_count", "file_count", "longest_file_tokens", "fingerprint", "digest", "rows", "planes", "documents", "redaction_lists", "erased_list", "row_tokens")

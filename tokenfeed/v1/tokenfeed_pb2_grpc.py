@@ -20,6 +20,11 @@ class TokenFeedStub(object):
                 request_serializer=tokenfeed_dot_v1_dot_tokenfeed__pb2.GetBatchRequest.SerializeToString,
                 response_deserializer=tokenfeed_dot_v1_dot_tokenfeed__pb2.Frame.FromString,
                 )
+        self.GetRows = channel.unary_stream(
+                '/tokenfeed.v1.TokenFeed/GetRows',
+                request_serializer=tokenfeed_dot_v1_dot_tokenfeed__pb2.GetRowsRequest.SerializeToString,
+                response_deserializer=tokenfeed_dot_v1_dot_tokenfeed__pb2.Frame.FromString,
+                )
         self.Describe = channel.unary_unary(
                 '/tokenfeed.v1.TokenFeed/Describe',
                 request_serializer=tokenfeed_dot_v1_dot_tokenfeed__pb2.DescribeRequest.SerializeToString,
@@ -46,6 +51,16 @@ class TokenFeedServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRows(self, request, context):
+        """Sends single rows of a stream, by their samples, in the order in which they are listed.
+
+        For rows that are no arithmetic progression: a sampler of a framework's own, or one row to look at. Statuses and
+        retries are those of GetBatch. In its frames first_sample is 0, and first_row is a place in the list.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Returns what is served: datasets, orders, limits, versions. Idempotent; retry as for GetBatch.
         """
@@ -59,6 +74,11 @@ def add_TokenFeedServicer_to_server(servicer, server):
             'GetBatch': grpc.unary_stream_rpc_method_handler(
                     servicer.GetBatch,
                     request_deserializer=tokenfeed_dot_v1_dot_tokenfeed__pb2.GetBatchRequest.FromString,
+                    response_serializer=tokenfeed_dot_v1_dot_tokenfeed__pb2.Frame.SerializeToString,
+            ),
+            'GetRows': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetRows,
+                    request_deserializer=tokenfeed_dot_v1_dot_tokenfeed__pb2.GetRowsRequest.FromString,
                     response_serializer=tokenfeed_dot_v1_dot_tokenfeed__pb2.Frame.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
@@ -90,6 +110,23 @@ class TokenFeed(object):
             metadata=None):
         return grpc.experimental.unary_stream(request, target, '/tokenfeed.v1.TokenFeed/GetBatch',
             tokenfeed_dot_v1_dot_tokenfeed__pb2.GetBatchRequest.SerializeToString,
+            tokenfeed_dot_v1_dot_tokenfeed__pb2.Frame.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/tokenfeed.v1.TokenFeed/GetRows',
+            tokenfeed_dot_v1_dot_tokenfeed__pb2.GetRowsRequest.SerializeToString,
             tokenfeed_dot_v1_dot_tokenfeed__pb2.Frame.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..stream.planes import KINDS
 from ..v1 import tokenfeed_pb2 as pb
-from .frame import MESSAGE_BYTES_MAX, TOKENS_TAG, Stream, checksum
+from .frame import MESSAGE_BYTES_MAX, TOKENS_TAG, Frames, checksum
 from .row_block import Plane, RowBlock
 
 _CHECKSUM_TAG = b"\x2d"  # field 5, fixed32
@@ -41,7 +41,7 @@ class Draft:
 
     def __init__(
         self,
-        stream: Stream,
+        frames: Frames,
         stream_row: int,
         rows: slice,
         dtype: np.dtype[np.unsignedinteger],
@@ -54,7 +54,7 @@ class Draft:
         """
         self.rows = rows
         row_count = rows.stop - rows.start
-        first_sample, first_row = stream.place(stream_row)
+        first_sample, first_row = frames.place(stream_row)
         # In the order of the fields, as the protobuf runtime writes them.
         before = pb.Frame(
             first_sample=first_sample,
@@ -62,30 +62,30 @@ class Draft:
             row_count=row_count,
             token_bytes=dtype.itemsize,
         )
-        behind = pb.Frame(identity=stream.identity)
+        behind = pb.Frame(identity=frames.identity)
         for plane in planes:
             sent: pb.Plane = getattr(behind, KINDS[plane.kind])
             _extend(sent, plane.row_lengths)
             sent.content = plane.content.tobytes()
-            sent.fingerprint = stream.plane_fingerprints[plane.kind]
+            sent.fingerprint = frames.plane_fingerprints[plane.kind]
         head = before.SerializeToString() + _CHECKSUM_TAG
         self._checksum_place = len(head)
-        size_bytes = row_count * stream.spec.row_tokens * dtype.itemsize
+        size_bytes = row_count * frames.row_tokens * dtype.itemsize
         head += bytes(4) + behind.SerializeToString() + TOKENS_TAG + _varint(size_bytes)
         self._message = _UnwrittenBytes(len(head) + size_bytes)
         self._message.write(0, head)
-        self.tokens = self._message.array(len(head), (row_count, stream.spec.row_tokens), dtype)
-        self._stream, self._stream_row, self._planes = stream, stream_row, planes
+        self.tokens = self._message.array(len(head), (row_count, frames.row_tokens), dtype)
+        self._frames, self._stream_row, self._planes = frames, stream_row, planes
 
     def sealed(self) -> bytes:
         """Return the message, once all tokens are written."""
-        crc = checksum(self._stream, self._stream_row, RowBlock(self.tokens, self._planes))
+        crc = checksum(self._frames, self._stream_row, RowBlock(self.tokens, self._planes))
         self._message.write(self._checksum_place, crc.to_bytes(4, "little"))
         return self._message.content
 
 
 def drafts(
-    stream: Stream,
+    frames: Frames,
     stream_row: int,
     row_count: int,
     dtype: np.dtype[np.unsignedinteger],
@@ -96,28 +96,28 @@ def drafts(
     stream_row: row of the stream that they begin at.  dtype: of the tokens, uint16 or uint32.
     planes: of all these rows.
     """
-    return _drafts(stream, stream_row, slice(0, row_count), dtype, tuple(planes))
+    return _drafts(frames, stream_row, slice(0, row_count), dtype, tuple(planes))
 
 
 def _drafts(
-    stream: Stream,
+    frames: Frames,
     stream_row: int,
     rows: slice,
     dtype: np.dtype[np.unsignedinteger],
     planes: tuple[Plane, ...],
 ) -> list[Draft]:
     row_count = rows.stop - rows.start
-    size_bytes = row_count * stream.spec.row_tokens * dtype.itemsize
+    size_bytes = row_count * frames.row_tokens * dtype.itemsize
     for plane in planes:
         size_bytes += plane.content.size + 5 * plane.row_lengths.size
     if size_bytes <= MESSAGE_BYTES_MAX - _HEADER_BYTES_MAX or row_count == 1:
-        return [Draft(stream, stream_row, rows, dtype, planes)]
+        return [Draft(frames, stream_row, rows, dtype, planes)]
     half = row_count // 2
     return [
         draft
         for first, end in ((0, half), (half, row_count))
         for draft in _drafts(
-            stream,
+            frames,
             stream_row + first,
             slice(rows.start + first, rows.start + end),
             dtype,

@@ -19,9 +19,9 @@ from google.protobuf.message import DecodeError
 from ..errors import BadFrame
 from ..stream.planes import KINDS
 from ..stream.position import Position
-from ..stream.spec import StreamSpec
 from ..v1 import tokenfeed_pb2 as pb
 from . import crc32c
+from .request import SampleList
 from .row_block import Plane, RowBlock
 
 # The target was chosen for speed (docs/decisions/0002-frames.md), the maximum for compatibility: by
@@ -41,27 +41,39 @@ TOKEN_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: 
 TOKENS_TAG = b"\xa2\x06"  # field 100, length-delimited
 _SHORT_HEADER_BYTES_MAX = 1 << 10
 _PLACE = struct.Struct("<32s6Q")
+_LISTED_PLACE = struct.Struct("<32s32s2Q")
 _PLANE_COUNT = struct.Struct("<I")
 _PLANE = struct.Struct("<I32sQ")
 _BYTE_COUNT = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """Common properties of all frames of a stream. Writer and reader each use their own values.
+class Frames:
+    """What all frames of a call have in common. Writer and reader each use their own values.
 
-    identity: 32 bytes.  plane_fingerprints: of each requested plane, by kind, 32 bytes each.
+    row_tokens: T + 1.  position: of the rows.  identity: 32 bytes.  plane_fingerprints: of each
+    requested plane, by ascending kind, 32 bytes each.
     """
 
-    spec: StreamSpec
-    position: Position
+    row_tokens: int
+    position: Position | SampleList
     identity: bytes
     plane_fingerprints: Mapping[int, bytes]
 
-    def place(self, stream_row: int) -> tuple[int, int]:
-        """Return first_sample and first_row of a frame that begins at this row of the stream."""
-        batch, row = divmod(stream_row, self.position.batch_size)
-        return self.position.batch_first_sample(batch), row
+    def place(self, row: int) -> tuple[int, int]:
+        """Return first_sample and first_row of a frame that begins at this row of the call."""
+        if isinstance(self.position, SampleList):
+            return 0, row
+        batch, row_of_batch = divmod(row, self.position.batch_size)
+        return self.position.batch_first_sample(batch), row_of_batch
+
+    def place_bytes(self, row: int, row_count: int) -> bytes:
+        """Return the place of some rows, as the checksum covers it.  row: the first one."""
+        position = self.position
+        if isinstance(position, SampleList):
+            return _LISTED_PLACE.pack(self.identity, position.digest, row, row_count)
+        ranks = position.batch_size, position.rank, position.world_size
+        return _PLACE.pack(self.identity, *self.place(row), row_count, *ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +93,18 @@ class Frame:
     planes: tuple[Plane, ...]
     tokens: npt.NDArray[np.uint8]
 
-    def rows(self, stream: Stream, stream_row: int) -> RowBlock:
+    def rows(self, frames: Frames, stream_row: int) -> RowBlock:
         """Check that this is the requested frame, and return its rows, read-only.
 
-        stream: the caller's own values, never the frame's, so that a bit flipped on the way to the
+        frames: the caller's own values, never the frame's, so that a bit flipped on the way to the
         server is found too.  stream_row: row of the stream that the frame has to begin at.
         Raises: BadFrame.
         """
-        row_tokens, expected = stream.spec.row_tokens, stream.place(stream_row)
+        row_tokens, expected = frames.row_tokens, frames.place(stream_row)
         if (self.first_sample, self.first_row) != expected:
             found = (self.first_sample, self.first_row)
             raise BadFrame("frame", f"begins at (sample, row) {found}, expected {expected}")
-        if self.identity != stream.identity:
+        if self.identity != frames.identity:
             raise BadFrame("frame", "has another stream identity")
         dtype = TOKEN_DTYPES.get(self.token_bytes)
         if (
@@ -106,8 +118,9 @@ class Frame:
                 f"of {row_tokens} tokens of {self.token_bytes} bytes",
             )
         kinds = tuple(plane.kind for plane in self.planes)
-        if kinds != stream.spec.planes:
-            raise BadFrame("frame", f"has the planes {kinds}, expected {stream.spec.planes}")
+        requested = tuple(frames.plane_fingerprints)
+        if kinds != requested:
+            raise BadFrame("frame", f"has the planes {kinds}, expected {requested}")
         for plane in self.planes:
             if (
                 plane.row_lengths.size != self.row_count
@@ -119,31 +132,23 @@ class Frame:
                     f"{self.row_count} rows",
                 )
         block = RowBlock(self.tokens.view(dtype).reshape(self.row_count, row_tokens), self.planes)
-        if self.checksum != checksum(stream, stream_row, block):
+        if self.checksum != checksum(frames, stream_row, block):
             raise BadFrame("frame", "its checksum does not match")
         return block
 
 
-def checksum(stream: Stream, stream_row: int, block: RowBlock) -> int:
+def checksum(frames: Frames, stream_row: int, block: RowBlock) -> int:
     """Return the CRC-32C of the rows' place in the stream, their tokens, and their planes if there
     are any, in [0, 2^32).
 
-    stream_row: row of the stream that the block begins at.
+    stream_row: row of the call that the block begins at.
     """
-    position = stream.position
-    place = _PLACE.pack(
-        stream.identity,
-        *stream.place(stream_row),
-        len(block),
-        position.batch_size,
-        position.rank,
-        position.world_size,
-    )
+    place = frames.place_bytes(stream_row, len(block))
     crc = crc32c.extend(crc32c.extend(0, place), block.tokens)
     if block.planes:
         crc = crc32c.extend(crc, _PLANE_COUNT.pack(len(block.planes)))
     for plane in block.planes:
-        fingerprint = stream.plane_fingerprints[plane.kind]
+        fingerprint = frames.plane_fingerprints[plane.kind]
         crc = crc32c.extend(crc, _PLANE.pack(plane.kind, fingerprint, plane.row_lengths.size))
         crc = crc32c.extend(crc, plane.row_lengths.astype("<u4").tobytes())
         crc = crc32c.extend(crc, _BYTE_COUNT.pack(plane.content.size))

@@ -1,55 +1,62 @@
-"""A request of one rank, as a value and as a message of the contract: both conversions."""
+"""Requests of rows, as values and as messages of the contract: both conversions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..errors import InvalidRequest, LimitExceeded, SamplesExhausted, StreamMismatch
 from ..sampling import orders
-from ..stream.identity import VERSIONS_SERVED
-from ..stream.planes import REDACTED
+from ..stream.planes import REDACTED, require_known
 from ..stream.position import SAMPLE_END, Position, require_range
-from ..stream.redactions import Redaction, Redactions
-from ..stream.spec import Mixture, Source, StreamSpec
-from ..stream.stages import BLOCK_MAX, MIXTURE, Stage
+from ..stream.stage import FIRST_PREVIOUS, HASH_BYTES, Redaction, Share, Source, Stage
+from ..stream.stream import Stream
 from ..v1 import tokenfeed_pb2 as pb
 
-CONTRACT_REVISION = 2
-"""Revision of the contract in this code. Revision 1 was not released and had no such number."""
+CONTRACT_REVISION = 3
+"""Revision of the contract in this code. Revisions 1 and 2 were not released."""
 CLIENT_NAME_MAX = 128
-_HASH_BYTES = 32
+ROWS_MAX = 1 << 16
+"""Samples of a GetRows call."""
 _HINTS_BEGIN = 100
 _SOURCE_BYTES = 100
 """About the size of a source in a request, without its name."""
+_REDACTION_BYTES = 50
+"""About that of a redaction."""
 _NUMBERS_BYTES = 30
 """Maximum growth of a later request, since its numbers have more digits."""
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRequest:
+class Request:
     """One rank's rows of a stream. Always valid once constructed.
 
-    num_batches: at least 0; None is endless.  first_row: rows of the first batch to leave out, in
-    [0, B).  end_sample: rows from this sample on are left out, in [0, 2^63]; None leaves out none.
-    declined_planes: kinds of planes that affect learning and are deliberately not requested.
+    planes, declined_planes: kinds of planes to send, ascending; and kinds that affect learning and
+    are deliberately not requested.  first_row: rows of the first batch to leave out, in [0, B).
+    num_batches: at least 0; None is endless.  end_sample: rows from this sample on are left out, in
+    [0, 2^63]; None leaves out none.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 
-    spec: StreamSpec
+    stream: Stream
     position: Position
-    num_batches: int | None = None
-    first_row: int = 0
-    end_sample: int | None = None
+    planes: tuple[int, ...] = ()
     declined_planes: tuple[int, ...] = ()
+    first_row: int = 0
+    num_batches: int | None = None
+    end_sample: int | None = None
 
     def __post_init__(self) -> None:
         """Check every range."""
+        require_known(self.planes)
         require_range("first_row", self.first_row, 0, self.position.batch_size)
         if self.num_batches is not None:
             require_range("num_batches", self.num_batches, 0, 1 << 64)
@@ -82,92 +89,141 @@ class StreamRequest:
         return max(rows, self.first_row)
 
     @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return self.end_row - self.first_row
+
+    @property
     def is_endless(self) -> bool:
         """Whether only 2^63 ends it."""
         return self.num_batches is None and self.end_sample is None
 
-    def require_within(self, limits: pb.Limits, token_bytes: int) -> None:
-        """Raise LimitExceeded if this request exceeds the limits of a server.
-
-        limits: of that server; 0 is unknown.  token_bytes: width of its served tokens.
-        """
-        batch_size = self.position.batch_size
-        row_bytes = self.spec.row_tokens * token_bytes
-        for field, what, found, most in (
-            ("context_length", "a row of {} bytes", row_bytes, limits.row_bytes_max),
-            ("batch_size", "a batch of {} bytes", batch_size * row_bytes, limits.batch_bytes_max),
-            ("batch_size", "a batch of {} rows", batch_size, limits.batch_size_max),
-            ("world_size", "{} ranks", self.position.world_size, limits.world_size_max),
-        ):
-            if 0 < most < found:
-                raise LimitExceeded(
-                    field, f"{what.format(found)} is above the limit of this server, {most}"
-                )
-
-    def part(
-        self, first_row: int, end_row: int, of_stage: Callable[[int], StreamSpec] | None = None
-    ) -> StreamRequest:
+    def part(self, first_row: int, end_row: int) -> Request:
         """Return the request for the rows [first_row, end_row) of this stream, which are counted
-        like self.end_row. Of a mixture only for those in the stage of the first row, and only for
-        those with the same redactions in force.
-
-        of_stage: returns the mixture of one stage alone, by its place; by default without the
-        identity before it.
+        like self.end_row; only for those in the stage of the first one, and only for those with the
+        same redactions in force.
         """
         end_sample, batch_size = self.end_sample, self.position.batch_size
-        spec, end = self.spec.part_at(self.position.sample_of(first_row), of_stage)
+        stream, end = self.stream.at(self.position.sample_of(first_row))
         if end is not None:
             end_sample = end if end_sample is None else min(end, end_sample)
             end_row = min(end_row, self.position.rows_before(end))
         batch, row = divmod(first_row, batch_size)
         return replace(
             self,
-            spec=spec,
+            stream=stream,
             position=replace(self.position, first_sample=self.position.batch_first_sample(batch)),
             first_row=row,
             num_batches=-(-end_row // batch_size) - batch,
             end_sample=end_sample,
         )
 
+
+class SampleList:
+    """The samples of a GetRows call, in place of a position: row r of the call is sample r of it.
+
+    values: int64[n], n in [1, 65536], each in [0, 2^63).
+    """
+
+    def __init__(self, values: npt.NDArray[np.int64]) -> None:
+        """Raises: InvalidRequest, naming the limit."""
+        if not 1 <= values.size <= ROWS_MAX:
+            raise InvalidRequest("samples", f"are {values.size}, not 1 to {ROWS_MAX}")
+        self.values = values
+        self.batch_size = int(values.size)
+        self.world_size = 1
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the samples, 8 bytes each, little-endian."""
+        return hashlib.sha256(self.values.astype("<u8").tobytes()).digest()
+
+    def samples(self, first_row: int, row_count: int) -> npt.NDArray[np.int64]:
+        """Return the samples of rows [first_row, first_row + row_count)."""
+        return self.values[first_row : first_row + row_count]
+
+    def sample_of(self, row: int) -> int:
+        """Return the sample of a row."""
+        return int(self.values[row])
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRequest:
+    """Some rows of a stream, by their samples, in the order in which they are listed; of one stage.
+
+    planes, declined_planes: as of Request.  Raises: InvalidRequest, naming the field.
+    """
+
+    stream: Stream
+    position: SampleList
+    planes: tuple[int, ...] = ()
+    declined_planes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the kinds."""
+        require_known(self.planes)
+
     @property
-    def row_count(self) -> int:
-        """Number of rows."""
-        return self.end_row - self.first_row
+    def first_row(self) -> int:
+        """The first row."""
+        return 0
+
+    @property
+    def end_row(self) -> int:
+        """The row behind the last one."""
+        return self.position.batch_size
+
+    row_count = end_row
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether only 2^63 ends it."""
+        return False
+
+
+AnyRequest: TypeAlias = Request | RowsRequest
+
+
+def require_within(request: AnyRequest, limits: pb.Limits, token_bytes: int) -> None:
+    """Raise LimitExceeded if a request exceeds the limits of a server.
+
+    limits: of that server; 0 is unknown.  token_bytes: width of its served tokens.
+    """
+    batch_size = request.position.batch_size
+    row_bytes = request.stream.row_tokens * token_bytes
+    rows = "batch_size" if isinstance(request, Request) else "samples"
+    for field, what, found, most in (
+        ("context_length", "a row of {} bytes", row_bytes, limits.row_bytes_max),
+        (rows, "a batch of {} bytes", batch_size * row_bytes, limits.batch_bytes_max),
+        (rows, "a batch of {} rows", batch_size, limits.batch_size_max),
+        ("world_size", "{} ranks", request.position.world_size, limits.world_size_max),
+    ):
+        if 0 < most < found:
+            raise LimitExceeded(
+                field, f"{what.format(found)} is above the limit of this server, {most}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What the server compares with its own values; b"" is not compared.
 
-    identity: of the stream.  identity_version: of its canonical form.  digests: of the corpus of
-    each source; none is compared if there are none.  planes: fingerprint of each requested plane,
-    by its kind.
+    identity: of the rows.  digests: of the corpus of each source; none is compared if there are
+    none.  planes: fingerprint of each requested plane, by its kind.
+    Raises: InvalidRequest.
     """
 
     identity: bytes = b""
-    identity_version: int = 0
     digests: tuple[bytes, ...] = ()
     planes: tuple[tuple[int, bytes], ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the lengths and the version.  Raises: InvalidRequest."""
+        """Check the lengths."""
         _require_hash("expected_identity", self.identity)
         for digest in self.digests:
             _require_hash("expected_digest", digest)
         for kind, fingerprint in self.planes:
             _require_hash("expected_fingerprint", fingerprint, f" for plane {kind}")
-        known = ", ".join(map(str, VERSIONS_SERVED))
-        if self.identity and not self.identity_version:
-            raise InvalidRequest(
-                "identity_version",
-                f"is missing, but expected_identity is given; there are {known}. Upgrade a client "
-                f"older than revision {CONTRACT_REVISION} of the contract",
-            )
-        if self.identity_version and self.identity_version not in VERSIONS_SERVED:
-            raise InvalidRequest(
-                "identity_version",
-                f"{self.identity_version} is not supported by this server, only {known}",
-            )
 
 
 class Hints(NamedTuple):
@@ -194,43 +250,80 @@ class Hints(NamedTuple):
 NO_HINTS = Hints()
 
 
-def to_message(
-    request: StreamRequest, expected: Expected, hints: Hints = NO_HINTS
-) -> pb.GetBatchRequest:
-    """Return a request as a message of the contract. That of a mixture has one stage."""
-    spec, position = request.spec, request.position
-    fingerprints = dict(expected.planes)
-    digests = expected.digests or (b"",) * len(spec.sources)
-    of_dataset = (spec.source.dataset, digests[0]) if spec.mixture is None else ("", b"")
+def to_message(request: Request, expected: Expected, hints: Hints = NO_HINTS) -> pb.GetBatchRequest:
+    """Return a request of one stage as a message of the contract."""
+    position = request.position
     return pb.GetBatchRequest(
+        stream=stream_message(request.stream, expected.digests),
         batch_size=position.batch_size,
-        context_length=spec.context_length,
-        seed=spec.seed,
-        dataset=of_dataset[0],
-        order=spec.order_name,
         first_sample=position.first_sample,
         first_row=request.first_row,
         num_batches=request.num_batches,
+        end_sample=request.end_sample,
         rank=position.rank,
         world_size=position.world_size,
+        planes=_plane_messages(request.planes, expected),
+        declined_planes=request.declined_planes,
         expected_identity=expected.identity,
-        planes=[
-            pb.WantedPlane(kind=kind, expected_fingerprint=fingerprints.get(kind, b""))
-            for kind in spec.planes
+        **hints._asdict(),
+    )
+
+
+def to_rows_message(request: RowsRequest, expected: Expected) -> pb.GetRowsRequest:
+    """Return a request of some rows as a message of the contract."""
+    return pb.GetRowsRequest(
+        stream=stream_message(request.stream, expected.digests),
+        samples=request.position.values.tolist(),
+        planes=_plane_messages(request.planes, expected),
+        declined_planes=request.declined_planes,
+        expected_identity=expected.identity,
+    )
+
+
+def _plane_messages(kinds: Sequence[int], expected: Expected) -> list[pb.WantedPlane]:
+    fingerprints = dict(expected.planes)
+    return [
+        pb.WantedPlane(kind=kind, expected_fingerprint=fingerprints.get(kind, b""))
+        for kind in kinds
+    ]
+
+
+@lru_cache(8)
+def stream_message(stream: Stream, digests: tuple[bytes, ...] = ()) -> pb.Stream:
+    """Return a stream of one stage as a message; the calls of a stream have the same one.
+
+    digests: that are expected of the corpus of each source; none or all of them.
+    """
+    stage = stream.stage
+    is_first = stage.shares == (Share(0, 1, 0),)
+    return pb.Stream(
+        seed=0 if stage.is_plain else stream.seed,
+        sources=[
+            pb.Source(
+                number=source.number,
+                dataset=source.dataset,
+                order=source.order.NAME,
+                seed=source.seed,
+                long_documents=_sent(source),
+                expected_digest=digest,
+            )
+            for source, digest in zip(
+                stream.sources, digests or (b"",) * len(stream.sources), strict=True
+            )
         ],
-        expected_digest=of_dataset[1],
-        identity_version=expected.identity_version,
-        end_sample=request.end_sample,
-        stage=None if spec.mixture is None else _stage_message(spec, digests),
+        stage=pb.Stage(
+            context_length=stage.context_length,
+            index=stage.index,
+            first_sample=stage.first_sample,
+            previous_identity=stage.previous if stage.index else b"",
+            shares=[] if is_first else [pb.Share(**share._asdict()) for share in stage.shares],
+        ),
         redactions=[
             pb.Redaction(
                 first_sample=each.first_sample, source=each.source, list_hash=each.list_hash
             )
-            for each in spec.redactions
+            for each in stream.redactions
         ],
-        declined_planes=request.declined_planes,
-        long_documents="" if spec.mixture else _sent(spec.source),
-        **hints._asdict(),
     )
 
 
@@ -240,53 +333,24 @@ def _sent(source: Source) -> str:
     return "" if is_default else source.long_documents
 
 
-@lru_cache(8)
-def _stage_message(spec: StreamSpec, digests: tuple[bytes, ...]) -> pb.Stage:
-    """Return the only stage of a mixture; the requests of a stream have the same one."""
-    assert spec.mixture is not None
-    (stage,) = spec.mixture.stages
-    return pb.Stage(
-        index=stage.index,
-        first_sample=stage.first_sample,
-        previous_identity=stage.previous,
-        mixture_identity=spec.start_identity,
-        sources=[
-            pb.StageSource(
-                number=source.number,
-                dataset=source.dataset,
-                order=source.order.NAME,
-                seed=source.seed,
-                base=base,
-                weight=weight,
-                expected_digest=digest,
-                long_documents=_sent(source),
-            )
-            for source, base, weight, digest in zip(
-                spec.sources, stage.bases, stage.weights, digests, strict=True
-            )
-        ],
-    )
-
-
-def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) -> None:
+def require_size(request: Request, limits: pb.Limits, client_name: str) -> None:
     """Raise LimitExceeded if requests of a stream may be larger than a server accepts: gRPC itself
     would refuse them with the status that otherwise means "retry later".
 
     limits: of that server; 0 is unknown.
     """
-    if (mixture := request.spec.mixture) is not None:
-        names = [_SOURCE_BYTES + len(each.dataset.encode()) for each in request.spec.sources]
-        sizes = [
-            sum(size for size, weight in zip(names, stage.weights, strict=True) if weight)
-            for stage in mixture.stages
-        ]
-        largest = request.spec.of_stage(sizes.index(max(sizes)), bytes(_HASH_BYTES))
-        request = replace(request, spec=largest)
-    sources = len(request.spec.sources)
-    hashes = Expected(bytes(_HASH_BYTES), VERSIONS_SERVED[-1], (bytes(_HASH_BYTES),) * sources)
+    sizes = {s.number: _SOURCE_BYTES + len(s.dataset.encode()) for s in request.stream.sources}
+    for redaction in request.stream.redactions:
+        sizes[redaction.source] += _REDACTION_BYTES
+    largest = max(request.stream.stages, key=lambda stage: sum(sizes[n] for n in stage.weights))
+    stream, _ = request.stream.with_stages([largest]).at(largest.first_sample)
+    own = tuple(each for each in request.stream.redactions if each.source in largest.weights)
+    stream = replace(stream, redactions=own)
+    sources = len(stream.sources)
+    hashes = Expected(bytes(HASH_BYTES), (bytes(HASH_BYTES),) * sources)
     hints = Hints(client_name, SAMPLE_END, is_last=True, is_tool=True)
-    size_bytes = to_message(request, hashes, hints).ByteSize()
-    size_bytes += _NUMBERS_BYTES * sources + _HASH_BYTES * len(request.spec.planes)
+    size_bytes = to_message(replace(request, stream=stream), hashes, hints).ByteSize()
+    size_bytes += _NUMBERS_BYTES * sources + HASH_BYTES * (2 + len(request.planes))
     if 0 < limits.request_bytes_max < size_bytes:
         raise LimitExceeded(
             "request",
@@ -295,118 +359,120 @@ def require_size(request: StreamRequest, limits: pb.Limits, client_name: str) ->
         )
 
 
-def from_message(message: pb.GetBatchRequest) -> tuple[StreamRequest, Expected]:
+def from_message(message: pb.GetBatchRequest) -> tuple[Request, Expected]:
     """Return the request in a message of the contract.
 
-    Raises: RequestError, naming the field and its limit, if something is out of range, not
-    understood, or not served yet.
+    Raises: RequestError, naming the field and its limit, if something is out of range or not
+    understood.
     """
-    is_mixture = message.order == MIXTURE
-    # The stage of a mixture is checked where it is parsed, which is not for every call.
-    require_understood(message, without="stage" if is_mixture else "")
-    order = None if is_mixture else orders.find(message.order)
-    order_name = order.NAME if order else MIXTURE
-    if message.HasField("stage") and order:
-        raise InvalidRequest("stage", f"is set, but {order_name} is not a mixture; omit it")
-    kinds = [plane.kind for plane in message.planes]
-    redactions = tuple(
-        Redaction(each.first_sample, each.source, each.list_hash) for each in message.redactions
-    )
-    if order is None:
-        spec = _mixture(message, kinds, redactions)
-    else:
-        spec = StreamSpec.of_dataset(
-            message.dataset,
-            order,
-            message.seed,
-            message.context_length,
-            kinds,
-            message.long_documents,
-            redactions,
-        )
-    request = StreamRequest(
-        spec,
+    # The stream is checked where it is parsed, which is not for every call.
+    require_understood(message, without="stream")
+    stream, digests = parsed_stream(message.stream)
+    request = Request(
+        stream,
         Position(
             message.first_sample,
             message.batch_size,
             message.rank,
             message.world_size if message.HasField("world_size") else 1,
         ),
-        message.num_batches if message.HasField("num_batches") else None,
+        tuple(sorted(plane.kind for plane in message.planes)),
+        tuple(message.declined_planes),
         message.first_row,
+        message.num_batches if message.HasField("num_batches") else None,
         message.end_sample if message.HasField("end_sample") else None,
+    )
+    _require_in_force(stream, request.position.sample_of(request.first_row), request.planes)
+    return request, _expected(message, digests)
+
+
+def from_rows_message(message: pb.GetRowsRequest) -> tuple[RowsRequest, Expected]:
+    """Return the request of some rows in a message of the contract.  Raises: as `from_message`."""
+    require_understood(message, without="stream")
+    stream, digests = parsed_stream(message.stream)
+    values = np.array(message.samples, dtype=np.uint64)
+    if values.size and int(values.max()) >= SAMPLE_END:
+        raise SamplesExhausted("samples", f"{int(values.max())} is not in [0, 2^63)")
+    request = RowsRequest(
+        stream,
+        SampleList(values.view(np.int64)),
+        tuple(sorted(plane.kind for plane in message.planes)),
         tuple(message.declined_planes),
     )
-    digests = (
-        tuple(source.expected_digest for source in message.stage.sources)
-        if is_mixture
-        else (message.expected_digest,)
-    )
-    expected = Expected(
+    _require_in_force(stream, int(values.min()), request.planes)
+    return request, _expected(message, digests)
+
+
+def _expected(
+    message: pb.GetBatchRequest | pb.GetRowsRequest, digests: tuple[bytes, ...]
+) -> Expected:
+    return Expected(
         message.expected_identity,
-        message.identity_version,
         digests if any(digests) else (),
         tuple((plane.kind, plane.expected_fingerprint) for plane in message.planes),
     )
-    begins = [("redactions.first_sample", each.first_sample) for each in redactions[-1:]]
-    if spec.mixture is not None:
-        begins.append(("stage.first_sample", spec.mixture.stages[0].first_sample))
-    first = request.position.sample_of(request.first_row)
+
+
+def _require_in_force(stream: Stream, first_sample: int, planes: Sequence[int]) -> None:
+    """Raise RequestError unless stage and redactions of a request are in force at its first row,
+    and its planes say what is redacted.
+    """
+    begins = [("stage.first_sample", stream.stage.first_sample)]
+    begins += [("redactions.first_sample", each.first_sample) for each in stream.redactions[-1:]]
     for field, begin in begins:
-        if begin > first:
-            raise InvalidRequest(field, f"{begin} is above {first}, the sample of the first row")
-    if redactions and REDACTED not in spec.planes:
+        if begin > first_sample:
+            problem = f"{begin} is above {first_sample}, the sample of the first row"
+            raise InvalidRequest(field, problem)
+    if stream.redactions and REDACTED not in planes:
         problem = f"are set, but plane {REDACTED}, which says where they are, is not requested"
         raise StreamMismatch("redactions", problem)
-    return request, expected
 
 
-def _mixture(
-    message: pb.GetBatchRequest, kinds: Sequence[int], redactions: Redactions
-) -> StreamSpec:
-    """Return the specification of a request of a mixture, with its only stage."""
-    for field in "dataset", "expected_digest", "long_documents":
-        if getattr(message, field):
-            raise InvalidRequest(field, "is set, but each source of the stage has its own; omit it")
-    if not message.HasField("stage"):
-        raise InvalidRequest("stage", f"is missing; a request of {MIXTURE} has one")
-    sources, stage = _parsed_stage(message.stage.SerializeToString())
-    mixture = Mixture(message.seed, (stage,))
-    spec = StreamSpec(message.context_length, sources, mixture, tuple(sorted(kinds)), redactions)
-    given = message.stage.mixture_identity
-    _require_hash("mixture_identity", given)
-    if given and given != spec.start_identity:
-        raise StreamMismatch(
-            "mixture_identity",
-            f"{given.hex()} is not that of this request, {spec.start_identity.hex()}: seed or "
-            "context length differ",
-        )
-    return spec
+def parsed_stream(message: pb.Stream) -> tuple[Stream, tuple[bytes, ...]]:
+    """Return the stream of one stage in a message, and the digests that are expected of its
+    corpora.  Raises: RequestError, naming the field and its limit.
+    """
+    return _parsed(message.SerializeToString())
 
 
 @lru_cache(64)
-def _parsed_stage(encoded: bytes) -> tuple[tuple[Source, ...], Stage]:
-    """Return the sources and the stage in a message; the calls of a stream have the same one."""
-    message = pb.Stage.FromString(encoded)
+def _parsed(encoded: bytes) -> tuple[Stream, tuple[bytes, ...]]:
+    """Return the stream in a message; the calls of a stream have the same one."""
+    message = pb.Stream.FromString(encoded)
     require_understood(message)
-    if not message.sources:
-        raise InvalidRequest("stage.sources", "are missing; a stage has at least one")
-    if not message.previous_identity:
-        problem = f"is missing; it has to have {_HASH_BYTES} bytes"
-        raise InvalidRequest("previous_identity", problem)
     sources = tuple(
         Source(each.dataset, orders.find(each.order), each.seed, each.number, each.long_documents)
         for each in message.sources
     )
-    for each in message.sources:
-        require_range("weight", each.weight, 1, BLOCK_MAX + 1)
-    return sources, Stage(
-        message.index,
-        message.first_sample,
-        tuple(source.weight for source in message.sources),
-        tuple(source.base for source in message.sources),
-        message.previous_identity,
+    if not sources:
+        raise InvalidRequest("stream.sources", "are missing; a stream has at least one")
+    sent = message.stage
+    shares = tuple(Share(each.source, each.weight, each.base) for each in sent.shares)
+    for share in shares:
+        if not share.weight:
+            raise InvalidRequest("weight", f"of source {share.source} is 0; omit its share")
+    shares = shares or (Share(0, 1, 0),)
+    if [share.source for share in shares] != [source.number for source in sources]:
+        problem = "are not one for each source, by ascending number"
+        raise InvalidRequest("stage.shares", problem)
+    if sent.index and not sent.previous_identity:
+        problem = f"is missing; behind stage 0 it has to have {HASH_BYTES} bytes"
+        raise InvalidRequest("previous_identity", problem)
+    stage = Stage(
+        sent.index,
+        sent.first_sample,
+        sent.context_length,
+        shares,
+        sent.previous_identity or FIRST_PREVIOUS,
     )
+    if not stage.index and stage.previous != FIRST_PREVIOUS:
+        problem = "is not 32 zeros, or unset; no stage is before stage 0"
+        raise InvalidRequest("previous_identity", problem)
+    redactions = tuple(
+        Redaction(each.first_sample, each.source, each.list_hash) for each in message.redactions
+    )
+    stream = Stream(message.seed, sources, (stage,), redactions)
+    return stream, tuple(each.expected_digest for each in message.sources)
 
 
 def require_understood(message: Message, without: str = "") -> None:
@@ -433,7 +499,5 @@ def require_understood(message: Message, without: str = "") -> None:
 
 def _require_hash(name: str, value: bytes, what_for: str = "") -> None:
     """Raise InvalidRequest unless a hash is unset or has 32 bytes."""
-    if value and len(value) != _HASH_BYTES:
-        raise InvalidRequest(
-            name, f"has {len(value)} bytes{what_for}; it has to have {_HASH_BYTES}"
-        )
+    if value and len(value) != HASH_BYTES:
+        raise InvalidRequest(name, f"has {len(value)} bytes{what_for}; it has to have {HASH_BYTES}")

@@ -78,6 +78,16 @@ class RowBlock:
                 return counts
         return None
 
+    def with_planes(self, kinds: tuple[int, ...]) -> RowBlock:
+        """Return the rows with these kinds of planes: those that they lack have no bytes.  kinds:
+        ascending, all those of the rows among them.
+        """
+        if len(kinds) == len(self.planes):
+            return self
+        known = {plane.kind: plane for plane in self.planes}
+        none = np.zeros(len(self), np.uint32), np.zeros(0, np.uint8)
+        return RowBlock(self.tokens, tuple(known.get(kind) or Plane(kind, *none) for kind in kinds))
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.tokens)

@@ -17,7 +17,6 @@ from tokenfeed.errors import (
     Unauthenticated,
     Unreachable,
 )
-from tokenfeed.stream.identity import VERSIONS_SERVED
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION
 
@@ -136,7 +135,7 @@ def clock_difference(began_at: float, seconds: float, server_time: float) -> flo
 def _require_contract(server: Server, described: pb.DescribeResponse) -> None:
     """Raise Diagnosed unless a server speaks this client's revision of the contract."""
     try:
-        require_contract(server.name, described, VERSIONS_SERVED[0])
+        require_contract(server.name, described)
     except ContractMismatch as error:
         spoken = max(described.contract_revisions, default=0)
         is_old = spoken <= CONTRACT_REVISION
@@ -146,8 +145,7 @@ def _require_contract(server: Server, described: pb.DescribeResponse) -> None:
             server.name,
             f"the server speaks another contract than this client: {error.problem}",
             f"its software is tokenfeed {version}; it lists the revisions "
-            f"{list(described.contract_revisions)} and the versions of the identity "
-            f"{list(described.identity_versions)}",
+            f"{list(described.contract_revisions)}",
             "upgrade the server" if is_old else "upgrade tokenfeed on this machine",
         )
         raise Diagnosed(finding) from None

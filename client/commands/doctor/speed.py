@@ -16,13 +16,13 @@ from statistics import median
 from tokenfeed.errors import TokenfeedError, Unreachable
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import Hints, StreamRequest, to_message
+from tokenfeed.wire.request import Hints, Request, to_message
 
 from ...runtime.threads import Outcome, start_thread, without_traceback
-from ...stream.known_stream import KnownStream
+from ...stream.calls import Calls
 from ...stream.wanted_planes import WantedPlanes
 from ...transport.channel import Channel, RpcError, drain_events, error_from_rpc
 from .findings import Finding
@@ -72,12 +72,13 @@ class Reader:
     def start(self, batches: int = _BATCHES) -> None:
         """Begin to read.  Raises: TokenfeedError if the credentials cannot be used."""
         request = self._request(batches)
-        known = KnownStream(request, [self._dataset])
-        part, expected = known.part(0, request.position.batch_size * batches)
-        stream = frame.Stream(part.spec, part.position, expected.identity, dict(expected.planes))
+        calls = Calls(request, [self._dataset])
+        part, expected, _ = calls.part(0, request.position.batch_size * batches)
+        planes = dict(expected.planes)
+        frames = frame.Frames(part.stream.row_tokens, part.position, expected.identity, planes)
         self._began = time.monotonic()
         self._call = self._channel.get_batch(to_message(part, expected, _HINTS))
-        run = partial(self._done.run, partial(self._receive, stream))
+        run = partial(self._done.run, partial(self._receive, frames))
         start_thread(run, "tokenfeed-doctor-reader")
 
     def cancel(self) -> None:
@@ -113,7 +114,7 @@ class Reader:
         """How long the first frame took; 0.0 if there is none."""
         return (self.first_at or self._began) - self._began
 
-    def _request(self, batches: int) -> StreamRequest:
+    def _request(self, batches: int) -> Request:
         context_length = min(_CONTEXT_LENGTH, self._dataset.longest_file_tokens - 1)
         if self._dataset.row_tokens:
             context_length = self._dataset.row_tokens - 1
@@ -121,19 +122,20 @@ class Reader:
         # 0 is an unknown limit.
         rows_max = self._limits.batch_bytes_max // row_bytes or _BATCH_ROWS
         order = orders.latest("random")
-        spec = StreamSpec.of_dataset(self._dataset.name, order, 0, context_length)
-        request = StreamRequest(spec, Position(0, min(_BATCH_ROWS, rows_max)), batches)
+        stream = Stream.of_dataset(self._dataset.name, order, 0, context_length)
+        position = Position(0, min(_BATCH_ROWS, rows_max))
+        request = Request(stream, position, num_batches=batches)
         return WantedPlanes(loss_mask=False).request(request, (self._dataset,))
 
-    def _receive(self, stream: frame.Stream) -> bool:
+    def _receive(self, frames: frame.Frames) -> bool:
         """Take all frames, in the thread.  Returns: True.  Raises: TokenfeedError."""
         failure: TokenfeedError | None = None
         row = 0
         try:
             for message in self._call:
-                rows = frame.decode(message).rows(stream, row)
+                rows = frame.decode(message).rows(frames, row)
                 row += len(rows)
-                self._count(len(rows) * stream.spec.context_length, len(message))
+                self._count(len(rows) * (frames.row_tokens - 1), len(message))
         except RpcError as error:
             if not self._cancelled:
                 failure = error_from_rpc(without_traceback(error), self._channel.target)

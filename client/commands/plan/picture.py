@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest, WriteFailed
-from tokenfeed.stream.stages import AskedStage, scheduled
+from tokenfeed.stream.stage import Stage
 
-from ...feed.mixture.forecast import Forecast
+from ...feed.mixture.forecast import Forecast, tokens_before
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,13 +42,13 @@ def draw(planned: Forecast, path: str) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-    length = planned.spec.context_length
+    begin, end = planned.first_sample, planned.asked_end_sample
     figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     handles = _draw_shares(axes, planned)
     _draw_ends(axes, planned)
-    axes.set_xlim(float(planned.first_sample * length), float(planned.asked_end_sample * length))
+    axes.set_xlim(_tokens(planned, begin), _tokens(planned, end))
     axes.set_ylim(0, 1)
     axes.set_xlabel("tokens")
     axes.set_ylabel("share of the samples")
@@ -69,16 +69,15 @@ def _draw_shares(axes: Axes, planned: Forecast) -> list[Patch]:
     from matplotlib import colormaps
     from matplotlib.patches import Patch
 
-    names = [source.dataset for source in planned.spec.sources]
+    names = {number: planned.stream.sources[number].dataset for number in planned.numbers}
     end = max(planned.end_sample, planned.going_on_end or planned.asked_end_sample)
     edges, shares = _steps(planned.going_on, planned.first_sample, end)
-    # A picture has no more digits than a float, and matplotlib takes no larger integers.
-    tokens = [float(edge * planned.spec.context_length) for edge in edges]
+    tokens = [_tokens(planned, edge) for edge in edges]
     handles = []
     below = [0.0] * len(shares)
     for index, (label, members) in enumerate(_groups(names, edges, shares).items()):
         above = [
-            base + sum(share[source] for source in members)
+            base + sum(share.get(source, 0.0) for source in members)
             for base, share in zip(below, shares, strict=True)
         ]
         color = colormaps["tab10"](index) if len(members) == 1 else _COLOR_OF_OTHERS
@@ -94,8 +93,7 @@ def _draw_shares(axes: Axes, planned: Forecast) -> list[Patch]:
         axes.axvline(border, color="white", linewidth=1.2)
     if planned.end_sample < planned.asked_end_sample:
         ended, right = (
-            float(sample * planned.spec.context_length)
-            for sample in (planned.end_sample, planned.asked_end_sample)
+            _tokens(planned, sample) for sample in (planned.end_sample, planned.asked_end_sample)
         )
         axes.axvspan(ended, right, color="white", alpha=0.6, linewidth=0)
         handles.insert(0, Patch(color="#eeeeee", label=" pale: if it goes on"))
@@ -104,21 +102,30 @@ def _draw_shares(axes: Axes, planned: Forecast) -> list[Patch]:
 
 def _draw_ends(axes: Axes, planned: Forecast) -> None:
     """Mark where sources are exhausted."""
-    length = planned.spec.context_length
     ends = [
-        (float(one.sample * length), planned.spec.sources[one.source].dataset)
+        (_tokens(planned, one.sample), planned.stream.sources[one.source].dataset)
         for one in planned.exhausted
         if one.sample >= planned.first_sample
     ]
     for at, _ in ends:
         axes.axvline(at, color="black", linewidth=1.2, linestyle="--")
-    marks = _marks(ends, float((planned.asked_end_sample - planned.first_sample) * length))
+    left, right = (
+        _tokens(planned, sample) for sample in (planned.first_sample, planned.asked_end_sample)
+    )
+    marks = _marks(ends, right - left)
     top = axes.secondary_xaxis("top")
     top.set_xticks(list(marks), list(marks.values()))
     if len(marks) > 1:
         top.tick_params("x", labelrotation=25)
         for mark in top.get_xticklabels():
             mark.set_horizontalalignment("left")
+
+
+def _tokens(planned: Forecast, sample: int) -> float:
+    """Return the tokens before a sample. A picture has no more digits than a float, and matplotlib
+    takes no larger integers.
+    """
+    return float(tokens_before(planned.stream, sample))
 
 
 def _marks(ends: Sequence[tuple[float, str]], width: float) -> dict[float, str]:
@@ -141,39 +148,42 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _steps(
-    asked: Sequence[AskedStage], first: int, end: int
-) -> tuple[list[int], list[list[float]]]:
-    """Return the samples between which shares are constant, and the shares of all sources there.
+    stages: Sequence[Stage], first: int, end: int
+) -> tuple[list[int], list[dict[int, float]]]:
+    """Return the samples between which shares are constant, and the shares of all sources there, by
+    their numbers.
 
     first, end: samples.
     """
-    stages = scheduled(asked, len(asked[0].weights))
     edges: list[int] = []
-    shares: list[list[float]] = []
+    shares: list[dict[int, float]] = []
     for stage in stages:
         if stage.first_sample >= end:
             break
         if stage.first_sample <= first:
             edges, shares = [], []
         edges.append(max(first, stage.first_sample))
-        shares.append([weight / stage.block_size for weight in stage.weights])
+        size = stage.block_size
+        shares.append({number: weight / size for number, weight in stage.weights.items()})
     return [*edges, end], shares
 
 
 def _groups(
-    names: Sequence[str], edges: Sequence[int], shares: Sequence[Sequence[float]]
+    names: Mapping[int, str], edges: Sequence[int], shares: Sequence[Mapping[int, float]]
 ) -> dict[str, list[int]]:
-    """Return the sources that are drawn as one, by their label: the largest ones alone."""
-    widths = [end - begin for begin, end in pairwise(edges)]
-    sizes = [
-        sum(share[source] * width for share, width in zip(shares, widths, strict=True))
-        for source in range(len(names))
-    ]
-    by_size = sorted(range(len(names)), key=lambda source: -sizes[source])
+    """Return the sources that are drawn as one, by their label: the largest ones alone.
+
+    names: of the sources, by their numbers.  edges, shares: as of `_steps`.
+    """
     if len(names) <= _SOURCES_SHOWN + 1:
-        return {names[source]: [source] for source in range(len(names))}
-    largest = sorted(by_size[:_SOURCES_SHOWN])
-    others = by_size[_SOURCES_SHOWN:]
+        return {name: [source] for source, name in names.items()}
+    widths = [end - begin for begin, end in pairwise(edges)]
+    sizes = {
+        source: sum(share.get(source, 0.0) * w for share, w in zip(shares, widths, strict=True))
+        for source in names
+    }
+    by_size = sorted(names, key=lambda source: -sizes[source])
+    largest, others = sorted(by_size[:_SOURCES_SHOWN]), by_size[_SOURCES_SHOWN:]
     groups = {names[source]: [source] for source in largest}
     return groups | {f"{len(others)} others": others}
 

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from tokenfeed.stream.stages import Exhausted
+from tokenfeed.stream.schedule import Exhausted
 
-from ...feed.mixture.forecast import DELAY_STEPS_MAX, Forecast, StageForecast, smaller_blocks
+from ...feed.mixture.forecast import (
+    DELAY_STEPS_MAX,
+    Forecast,
+    StageForecast,
+    smaller_blocks,
+    tokens_before,
+)
 from ...feed.stats import SourceStats
 
 _HEADINGS = ("source", "weight", "asked", "share", "samples", "tokens", "epochs")
@@ -22,8 +28,8 @@ class Report:
     max_epochs: of sources, by the names of their datasets.  tokens: as they were asked for.
     global_batch_size: rows of a step of all ranks; None is unknown.  seen: of each source, by the
     history of a state; None without one.  first_batch: of that history, above 0 if older ones
-    were dropped.  target_shares: of each source, the share of the positions of x that have a
-    target, before any loss mask: 1 for windows.
+    were dropped.  target_shares: of each source, by its number, the share of the positions of x
+    that have a target, before any loss mask: 1 for windows.
     """
 
     planned: Forecast
@@ -32,21 +38,21 @@ class Report:
     global_batch_size: int | None
     seen: Mapping[str, SourceStats] | None
     first_batch: int
-    target_shares: Sequence[Fraction]
+    target_shares: Mapping[int, Fraction]
 
     def text(self) -> str:
         """Return lines for people."""
         lines = [self._header(), ""]
         if self.seen is not None:
             lines += [*self._seen_lines(self.seen), ""]
-        reached = [stage for stage in self.planned.stages if any(stage.samples)]
+        reached = [stage for stage in self.planned.stages if any(stage.samples.values())]
         for stage in reached:
             lines += [*self._stage_lines(stage), ""]
         if left := self.planned.stages[len(reached) :]:
             numbers = (
-                f"stage {left[0].index} is"
+                f"stage {left[0].stage.index} is"
                 if len(left) == 1
-                else (f"stages {left[0].index} to {left[-1].index} are")
+                else (f"stages {left[0].stage.index} to {left[-1].stage.index} are")
             )
             lines += [f"{numbers} not reached", ""]
         lines += self._smaller_blocks_lines()
@@ -56,18 +62,17 @@ class Report:
     def plain(self) -> dict[str, Any]:
         """Return plain values; docs/training.md says what they are."""
         planned = self.planned
-        names = self._names
         first = planned.exhausted[0] if planned.exhausted else None
         return {
             "context_length": self._length,
-            "seed": planned.spec.seed,
+            "seed": planned.stream.seed,
             "global_batch_size": self.global_batch_size,
             "tokens": self.tokens,
             "first_sample": planned.first_sample,
             "end_sample": planned.end_sample,
-            "ended_by": None if first is None else names[first.source],
+            "ended_by": None if first is None else self._name(first.source),
             "stages": [self._plain_stage(stage) for stage in planned.stages],
-            "sources": {name: self._plain_source(index) for index, name in enumerate(names)},
+            "sources": {self._name(each): self._plain_source(each) for each in planned.numbers},
             "smaller_blocks": self._plain_smaller_blocks(),
         }
 
@@ -77,8 +82,10 @@ class Report:
         planned = self.planned
         end = planned.asked_end_sample
         begin = f"from sample {planned.first_sample:,} on " if planned.first_sample else ""
-        until = f"{begin}up to sample {end:,} ({end * self._length:,} tokens)"
-        return f"mixture of {len(self._names)} sources, {until}, {self._length:,} tokens a sample"
+        until = f"{begin}up to sample {end:,} ({self._tokens(end):,} tokens)"
+        count = len(planned.numbers)
+        sources = "1 source" if count == 1 else f"{count} sources"
+        return f"mixture of {sources}, {until}, {self._length:,} tokens a sample"
 
     def _seen_lines(self, seen: Mapping[str, SourceStats]) -> Iterable[str]:
         yield f"seen before sample {self.planned.first_sample:,}, by the history of the state:"
@@ -90,27 +97,25 @@ class Report:
         ]
         yield from _table([("source", "samples", "tokens", "epochs"), *rows])
 
-    def _stage_lines(self, stage: StageForecast) -> Iterable[str]:
-        begin = f"sample {stage.first_sample:,} ({stage.first_sample * self._length:,} tokens)"
-        if not stage.first_sample:
-            begin = "sample 0"
+    def _stage_lines(self, each: StageForecast) -> Iterable[str]:
+        stage, first = each.stage, each.stage.first_sample
+        begin = f"sample {first:,} ({self._tokens(first):,} tokens)" if first else "sample 0"
         yield f"stage {stage.index}: from {begin} on, blocks of {stage.block_size:,} samples"
-        if stage.delay_samples:
-            late = f"{stage.delay_samples:,} samples late"
+        if each.delay_samples:
+            late = f"{each.delay_samples:,} samples late"
             if self.global_batch_size is not None:
-                steps = stage.delay_samples / self.global_batch_size
+                steps = each.delay_samples / self.global_batch_size
                 late += f", {steps:,.1f} steps of {self.global_batch_size:,}"
-            yield f"  asked for at sample {stage.asked.first_sample:,}: {late}"
-        block = stage.block_size
+            yield f"  asked for at sample {stage.asked:,}: {late}"
         rows = [
             (
-                name,
+                self._name(number),
                 f"{weight:,}",
-                _percent(asked),
-                _percent(weight / block),
-                *self._amount(index, stage.samples[index]),
+                _percent(each.asked_share(number)),
+                _percent(weight / stage.block_size),
+                *self._amount(number, each.samples.get(number, 0)),
             )
-            for index, name, weight, asked in self._parts(stage)
+            for number, weight in stage.weights.items()
         ]
         yield from _table([_HEADINGS, *rows])
 
@@ -140,19 +145,22 @@ class Report:
     def _total_lines(self) -> Iterable[str]:
         planned = self.planned
         total = planned.end_sample - planned.first_sample
-        has_documents = planned.spec.reads_documents
+        has_documents = any(
+            planned.stream.sources[number].reads_documents for number in planned.numbers
+        )
         rows: list[tuple[str, ...]] = []
-        for index, (name, samples) in enumerate(zip(self._names, planned.samples, strict=True)):
-            at_end = planned.epochs(index, planned.before[index] + samples)
+        for number in planned.numbers:
+            name, samples = self._name(number), planned.samples[number]
+            at_end = planned.epochs(number, planned.before[number] + samples)
             limit = self.max_epochs.get(name)
             rows.append(
                 (
                     name,
                     _percent(Fraction(samples, total) if total else None),
-                    *self._amount(index, samples),
+                    *self._amount(number, samples),
                     *((_epochs(at_end),) if planned.first_sample else ()),
                     "-" if limit is None else f"{limit:,}",
-                    *((_percent(self.target_shares[index]),) if has_documents else ()),
+                    *((_percent(self.target_shares[number]),) if has_documents else ()),
                 )
             )
         at_end_heading = ("epochs at the end",) if planned.first_sample else ()
@@ -166,8 +174,9 @@ class Report:
     def _end_lines(self) -> Iterable[str]:
         planned = self.planned
         for index, end in enumerate(planned.exhausted):
-            name = self._names[end.source]
-            where = f"{end.sample:,} ({end.sample * self._length:,} tokens), in stage {end.stage}"
+            name = self._name(end.source)
+            tokens = self._tokens(end.sample)
+            where = f"{end.sample:,} ({tokens:,} tokens), in stage {end.stage}"
             then = "and the mixture ends" if not index else "if the mixture goes on until then"
             yield f"{name} is exhausted at sample {where}, {then}"
         if planned.end_sample <= planned.first_sample:
@@ -181,52 +190,51 @@ class Report:
 
     # --- plain values ---
 
-    def _plain_stage(self, stage: StageForecast) -> dict[str, Any]:
-        steps = None
+    def _plain_stage(self, each: StageForecast) -> dict[str, Any]:
+        stage, steps = each.stage, None
         if self.global_batch_size is not None:
-            steps = stage.delay_samples / self.global_batch_size
-        block = stage.block_size
+            steps = each.delay_samples / self.global_batch_size
         return {
             "stage": stage.index,
-            "asked_sample": stage.asked.first_sample,
+            "asked_sample": stage.asked,
             "first_sample": stage.first_sample,
-            "first_token": stage.first_sample * self._length,
-            "delay_samples": stage.delay_samples,
+            "first_token": self._tokens(stage.first_sample),
+            "delay_samples": each.delay_samples,
             "delay_steps": steps,
-            "block": block,
+            "block": stage.block_size,
             "sources": {
-                name: {
+                self._name(number): {
                     "weight": weight,
-                    "asked_share": _float(asked),
-                    "share": weight / block,
-                    **self._plain_amount(index, stage.samples[index]),
+                    "asked_share": _float(each.asked_share(number)),
+                    "share": weight / stage.block_size,
+                    **self._plain_amount(number, each.samples.get(number, 0)),
                 }
-                for index, name, weight, asked in self._parts(stage)
+                for number, weight in stage.weights.items()
             },
         }
 
-    def _plain_source(self, index: int) -> dict[str, Any]:
+    def _plain_source(self, number: int) -> dict[str, Any]:
         planned = self.planned
-        source, samples = planned.spec.sources[index], planned.samples[index]
+        source, samples = planned.stream.sources[number], planned.samples[number]
         name = source.dataset
         total = planned.end_sample - planned.first_sample
-        end = next((one for one in planned.exhausted if one.source == index), None)
+        end = next((one for one in planned.exhausted if one.source == number), None)
         seen = None if self.seen is None else self.seen.get(name, SourceStats(0, 0, None))
         return {
             "order": source.order.NAME,
-            "seed": source.seed_used,
-            "rows_per_epoch": planned.rows[index],
-            "target_share": float(self.target_shares[index]),
+            "seed": source.seed,
+            "rows_per_epoch": planned.rows.get(number),
+            "target_share": float(self.target_shares[number]),
             "max_epochs": self.max_epochs.get(name),
             "share": samples / total if total else None,
-            **self._plain_amount(index, samples),
-            "epochs_at_end": _float(planned.epochs(index, planned.before[index] + samples)),
+            **self._plain_amount(number, samples),
+            "epochs_at_end": _float(planned.epochs(number, planned.before[number] + samples)),
             "exhausted": None if end is None else self._plain_end(end),
             "seen": None if seen is None else seen._asdict(),
         }
 
     def _plain_end(self, end: Exhausted) -> dict[str, int]:
-        return {"sample": end.sample, "tokens": end.sample * self._length, "stage": end.stage}
+        return {"sample": end.sample, "tokens": self._tokens(end.sample), "stage": end.stage}
 
     def _plain_amount(self, source: int, samples: int) -> dict[str, Any]:
         epochs = _float(self.planned.epochs(source, samples))
@@ -243,26 +251,22 @@ class Report:
         return {
             "block": found.block,
             "stage": found.stage,
-            "source": self._names[found.source],
+            "source": self._name(found.source),
             "asked_share": float(found.asked_share),
             "share": float(found.share),
             "deviation": float(found.deviation),
         }
 
-    def _parts(self, stage: StageForecast) -> Iterable[tuple[int, str, int, Fraction | None]]:
-        """Return number, name, weight and asked share of the sources of a stage."""
-        values = zip(self._names, stage.asked.weights, stage.asked_shares(), strict=True)
-        for index, (name, weight, asked) in enumerate(values):
-            if weight:
-                yield index, name, weight, asked
+    def _name(self, source: int) -> str:
+        return self.planned.stream.sources[source].dataset
 
-    @property
-    def _names(self) -> list[str]:
-        return [source.dataset for source in self.planned.spec.sources]
+    def _tokens(self, sample: int) -> int:
+        """Return the tokens before a sample."""
+        return tokens_before(self.planned.stream, sample)
 
     @property
     def _length(self) -> int:
-        return self.planned.spec.context_length
+        return self.planned.stream.context_length
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:

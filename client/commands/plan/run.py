@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 
-from ...feed.mixture.counts import source_stats
 from ...feed.mixture.forecast import Forecast, forecast
-from ...feed.mixture.past import require_same_sources
+from ...feed.resume import require_same_corpus, resumed_mixture
 from ...feed.stats import SourceStats
 from ...local.choice import open_to_look
+from ...provenance.consumed import consumed
 from ...stream.usable import corpora_of, counted_rows, target_share
 from .. import WAIT_SECONDS
 from .input import Asked, read_asked, read_end_sample, read_tokens
@@ -31,33 +33,30 @@ def run_plan(arguments: argparse.Namespace) -> None:
     if arguments.plot is not None:
         require_png(arguments.plot)
     asked = read_asked(arguments, path)
-    end_sample = read_end_sample(arguments.tokens, tokens, asked)
-    described = _described(target, asked)
-    rows = [
-        counted_rows(dataset, source.order.NAME)
-        for source, dataset in zip(asked.spec.sources, described, strict=True)
-    ]
+    read_end_sample(arguments.tokens, tokens, asked.stream, asked.first_sample)
+    stream, described = _known(target, asked)
     planned = forecast(
-        asked.spec,
-        asked.schedule.asked(),
-        rows,
+        stream,
+        {
+            number: counted_rows(dataset, stream.sources[number].order.NAME)
+            for number, dataset in described.items()
+        },
         first_sample=asked.first_sample,
-        end_sample=end_sample,
-        max_epochs=asked.schedule.max_epochs,
-        proportions=asked.proportions(),
+        end_sample=read_end_sample(arguments.tokens, tokens, stream, asked.first_sample),
+        max_epochs=asked.definition.max_epochs if asked.definition else {},
+        proportions=asked.proportions(stream),
     )
-    shares = [
-        target_share(source, dataset, asked.spec.context_length)
-        for source, dataset in zip(asked.spec.sources, described, strict=True)
-    ]
     report = Report(
         planned=planned,
-        max_epochs=asked.schedule.max_epochs,
+        max_epochs=asked.definition.max_epochs if asked.definition else {},
         tokens=tokens,
         global_batch_size=arguments.global_batch_size,
         seen=_seen(asked, planned),
         first_batch=asked.saved.history.first_batch if asked.saved else 0,
-        target_shares=shares,
+        target_shares={
+            number: target_share(stream.sources[number], dataset, stream.context_length)
+            for number, dataset in described.items()
+        },
     )
     if arguments.plot is not None:
         draw(planned, arguments.plot)
@@ -76,29 +75,60 @@ def _words(arguments: argparse.Namespace) -> tuple[str | None, str]:
     return None, words[0]
 
 
-def _described(target: str, asked: Asked) -> tuple[pb.Dataset, ...]:
-    """Return the descriptions of the sources.  Raises: TokenfeedError; StreamMismatch if they are
-    not those of the state.
+def _known(target: str, asked: Asked) -> tuple[Stream, dict[int, pb.Dataset]]:
+    """Return the stream to be planned, and the descriptions of the sources that are still read, by
+    their numbers.
+
+    Raises: TokenfeedError; StreamMismatch if a mixture does not go on from the state, or datasets
+    are not those of the state.
     """
-    request = StreamRequest(asked.spec, Position(0, 1))
-    dataset = open_to_look(target, request, WAIT_SECONDS)
+    if asked.saved is None:
+        return asked.stream, _described(target, asked.stream)
+    stream = asked.saved.stream
+    if asked.definition is not None:
+        own = asked.definition.stream
+        corpora = corpora_of(own, list(_described(target, own).values()))
+        stream = resumed_mixture(own.known(corpora), asked.saved, asked.allow)
+    rest = stream.rest(asked.first_sample)
+    described = _described(target, rest)
+    corpora = corpora_of(rest, list(described.values()))
+    for source in rest.sources:
+        if source.corpus is not None:
+            require_same_corpus(source, corpora[source.number], rest.context_length)
+    # A feed over the only dataset of a server does not name it.
+    sources = (
+        replace(each, dataset=each.dataset or described[each.number].name)
+        if each.number in described
+        else each
+        for each in stream.sources
+    )
+    return replace(stream, sources=tuple(sources)), described
+
+
+def _described(target: str, stream: Stream) -> dict[int, pb.Dataset]:
+    """Return the descriptions of the sources, by their numbers.  Raises: TokenfeedError."""
+    dataset = open_to_look(target, Request(stream, Position(0, 1)), WAIT_SECONDS)
     try:
-        described = dataset.await_described()
+        return dict(zip(stream.numbers, dataset.await_described(), strict=True))
     finally:
         dataset.close()
-    if asked.saved is not None:
-        own = asked.spec.parts(corpora_of(asked.spec, described))
-        require_same_sources(asked.saved.parts, own, asked.saved.sample)
-    return described
 
 
 def _seen(asked: Asked, planned: Forecast) -> Mapping[str, SourceStats] | None:
-    """Return what the history of a state has of each source."""
+    """Return what the history of a state has of each source, by the names of their datasets."""
     if asked.saved is None:
         return None
-    rows = {
-        source.dataset: count
-        for source, count in zip(asked.spec.sources, planned.rows, strict=True)
-        if count is not None
+    found: dict[int, tuple[int, int]] = {}
+    for use, ranges in consumed(planned.stream, asked.saved.history).items():
+        count = sum(int((each[:, 1] - each[:, 0]).sum()) for each in ranges)
+        samples, tokens = found.get(use.source, (0, 0))
+        found[use.source] = samples + count, tokens + count * use.context_length
+    length = planned.stream.context_length
+    return {
+        planned.stream.sources[number].dataset: SourceStats(
+            samples,
+            tokens,
+            tokens / (length * planned.rows[number]) if number in planned.rows else None,
+        )
+        for number, (samples, tokens) in sorted(found.items())
     }
-    return source_stats(asked.saved.history, rows)

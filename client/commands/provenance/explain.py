@@ -14,6 +14,7 @@ from tokenfeed.commands.output import require_stdout
 from tokenfeed.stream.position import require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
+from ...feed.named import named_stage
 from ...provenance.asking import Provenance, located, open_provenance
 from ...provenance.rows import Tokens, read_rows
 from ...provenance.runs import Segment
@@ -66,12 +67,11 @@ def _explained(
             continue
         rows = iter(group)
         first, end = group[0].sample, group[-1].sample + 1
-        for segment in asked.corpora.segments(chosen.parts, first, end):
+        for segment in asked.corpora.segments(asked.stream, first, end):
+            described = asked.corpora.described(segment.stream)
             names = {
-                source.number: dataset.name
-                for source, dataset in zip(
-                    segment.spec.sources, asked.corpora.described(segment.spec), strict=True
-                )
+                number: dataset.name
+                for number, dataset in zip(segment.stream.numbers, described, strict=True)
             }
             # In this order: the end of a segment must not take a row away.
             records = _of_segment(segment, provenance, names, target, decode)
@@ -95,11 +95,10 @@ def _of_segment(
     decode: Decode | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each row of a segment.  names: of datasets, by the number of the source."""
-    samples = segment.first_sample, segment.end_sample
     rows: Iterator[Tokens | None] = repeat(None)
     if decode is not None:
-        rows = read_rows(target, segment.spec, *samples)
-    for page in located(provenance, segment.spec, segment.expected, *samples):
+        rows = read_rows(target, segment)
+    for page in located(provenance, segment):
         files = {(file.source, file.file): file.name for file in page.files}
         for row in page.rows:
             record: dict[str, Any] = {
@@ -166,16 +165,16 @@ def _decoded(
 
 def _plain(asked: AskedRun, chosen: Selection, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all of it as plain values."""
-    parts, run = chosen.parts, chosen.run
+    stream, run = asked.stream, chosen.run
+    stages = {stream.place_of(row.sample): None for row in chosen.rows}
     return {
         **asked.plain,
         "is_assumed": asked.is_assumed,
         "step": chosen.step,
         "batch_size": run.batch_size if run else None,
         "world_size": run.world_size if run else None,
-        "order": parts.order,
-        "seed": parts.seed,
-        "context_length": parts.context_length,
+        "seed": stream.seed,
+        "stages": [named_stage(stream, stream.stages[place]) for place in stages],
         "rows": records,
         "rows_left_out": chosen.left_out,
     }

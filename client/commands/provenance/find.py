@@ -13,7 +13,6 @@ from typing import Any
 
 from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest, TokenfeedError
-from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
@@ -23,13 +22,11 @@ from ...provenance.finding import (
     FoundPage,
     FoundRow,
     KnownRun,
-    Search,
     When,
     end_of_epoch,
     epochs_between,
     find_rows,
-    number_of,
-    searches,
+    numbers_of,
 )
 from ...provenance.runs import future
 from ...runtime.arguments import text
@@ -53,12 +50,12 @@ def run_find(arguments: argparse.Namespace) -> None:
     what = _what(arguments)
     with printable_errors():
         asked = read_run(arguments)
-        run = _known(asked, arguments)
-        wanted = searches(run, asked.corpora, arguments.dataset)
+        numbers = numbers_of(asked.stream, asked.corpora, text("dataset", arguments.dataset))
+        run = _known(asked, arguments, numbers)
         with closing(open_provenance(arguments.target)) as provenance:
-            pages = find_rows(run, wanted, asked.corpora, provenance, what)
+            pages = find_rows(run, numbers, asked.corpora, provenance, what)
             with _as_typed(what):
-                result = _collected(pages, wanted, arguments.rows_max)
+                result = _collected(pages, len(run.samples), arguments.rows_max)
         if arguments.json:
             print(json.dumps(_plain(asked, run, result)))
         else:
@@ -110,45 +107,49 @@ def _as_typed(what: pb.FindRequest) -> Iterator[None]:
         raise TokenfeedError(names.get(error.subject, error.subject), error.problem) from None
 
 
-def _known(asked: AskedRun, arguments: argparse.Namespace) -> KnownRun:
-    """Return what the run has read, and where to stop to look.  Raises: TokenfeedError."""
+def _known(asked: AskedRun, arguments: argparse.Namespace, numbers: Sequence[int]) -> KnownRun:
+    """Return what the run has read, and where to stop to look.  Raises: TokenfeedError.
+
+    numbers: of the sources that are looked through.
+    """
     if arguments.end_sample is not None and arguments.epochs is not None:
         raise InvalidRequest("epochs", "is given together with --end-sample; pass one of them")
+    # The one that is still read; a run may have left others.
+    ahead = asked.stream.rest(asked.sample).numbers
+    number = next((each for each in reversed(numbers) if each in ahead), None)
     end_sample = arguments.end_sample
     if end_sample is not None:
         require_range("end_sample", end_sample, 1, SAMPLE_END)
     else:
-        end_sample = _default_end(asked, arguments)
+        end_sample = _default_end(asked, arguments, number)
+    end_sample = max(end_sample, asked.sample)
+    _require_few_epochs(asked, arguments, number, end_sample)
+    stream, history, coming = asked.stream, asked.history, None
     if asked.is_assumed:
-        _require_few_epochs(asked, arguments, end_sample)
-        coming = asked.history if asked.history.runs else None
-        return KnownRun(History(), True, asked.parts, 0, coming, end_sample)
-    coming = None
-    has_sizes = asked.history.runs or (arguments.batch_size and arguments.world_size)
-    if has_sizes and asked.sample < SAMPLE_END:
+        history, coming = History(), history if history.runs else None
+    elif (history.runs or (arguments.batch_size and arguments.world_size)) and (
+        asked.sample < SAMPLE_END
+    ):
         coming = future(
-            asked.history,
-            asked.parts,
+            history,
             asked.sample,
             batch_size=arguments.batch_size,
             world_size=arguments.world_size,
         )
-    end_sample = max(end_sample, asked.sample)
-    _require_few_epochs(asked, arguments, end_sample)
-    return KnownRun(asked.history, asked.is_complete, asked.parts, asked.sample, coming, end_sample)
+    return KnownRun(history, asked.is_complete, stream, asked.sample, coming, end_sample)
 
 
-def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
-    """Return where epochs of the dataset end; by default those that were begun."""
-    epochs, name = arguments.epochs, arguments.dataset
+def _default_end(asked: AskedRun, arguments: argparse.Namespace, number: int | None) -> int:
+    """Return where epochs of a source end; by default those that were begun.
+
+    number: of the source; None if it is not read any more.
+    """
+    epochs = arguments.epochs
     if epochs is not None:
         require_range("epochs", epochs, 1, _NUMBER_END)
-    if asked.sample >= SAMPLE_END:
-        return asked.sample  # the end of the run
-    number = number_of(asked.parts, name)
-    if number is None:
-        return asked.sample  # an earlier stream may have read it
-    end = end_of_epoch(asked.corpora, asked.parts, number, epochs, asked.sample)
+    if number is None or asked.sample >= SAMPLE_END:
+        return asked.sample
+    end = end_of_epoch(asked.corpora, asked.stream, number, epochs, asked.sample)
     if end is not None:
         return end
     if epochs is not None or asked.is_assumed:
@@ -158,13 +159,14 @@ def _default_end(asked: AskedRun, arguments: argparse.Namespace) -> int:
     return asked.sample
 
 
-def _require_few_epochs(asked: AskedRun, arguments: argparse.Namespace, end_sample: int) -> None:
+def _require_few_epochs(
+    asked: AskedRun, arguments: argparse.Namespace, number: int | None, end_sample: int
+) -> None:
     """Raise InvalidRequest if the rows would be found again in very many epochs to come."""
     name = "end_sample" if arguments.end_sample is not None else "epochs"
-    number = number_of(asked.parts, arguments.dataset)
     if number is None or getattr(arguments, name) is None:
         return
-    epochs = epochs_between(asked.corpora, asked.parts, number, asked.sample, end_sample)
+    epochs = epochs_between(asked.corpora, asked.stream, number, asked.sample, end_sample)
     if epochs > _EPOCHS_MAX:
         problem = f"is {epochs:,} epochs of the dataset ahead, and each has the same tokens"
         raise InvalidRequest(name, f"{problem}; the maximum is {_EPOCHS_MAX:,}")
@@ -186,26 +188,23 @@ class Result:
     files: dict[int, str] = field(default_factory=dict)
 
 
-def _collected(pages: Iterator[FoundPage], wanted: Sequence[Search], rows_max: int) -> Result:
-    """Return the first rows of all pages, and counts of all rows, in bounded memory."""
-    streams: dict[StreamParts, int] = {}
-    for search in wanted:
-        streams.setdefault(search.parts, len(streams))
+def _collected(pages: Iterator[FoundPage], samples: int, rows_max: int) -> Result:
+    """Return the first rows of all pages, and counts of all rows, in bounded memory.
+
+    samples: how many are looked at.
+    """
     rows: list[FoundRow] = []
     counts: Counter[When] = Counter()
     times = 0
     looked_for: Sequence[pb.LocatedRange] = ()
     files: dict[int, str] = {}
-    samples = sum(int((each.ranges[:, 1] - each.ranges[:, 0]).sum()) for each in wanted)
     with Progress(samples) as progress:
         for page in pages:
             looked_for = page.looked_for
             files.update((each.file, each.name) for each in page.files)
             counts.update(row.when for row in page.rows)
             times += sum(len(row.places) for row in page.rows if row.when is When.SEEN)
-            rows = heapq.nsmallest(
-                rows_max, [*rows, *page.rows], key=lambda row: (streams[row.parts], row.sample)
-            )
+            rows = heapq.nsmallest(rows_max, [*rows, *page.rows], key=lambda row: row.sample)
             progress.show(page.done)
     return Result(rows, counts.total() - len(rows), counts, times, looked_for, files)
 
@@ -233,10 +232,11 @@ def _plain(asked: AskedRun, run: KnownRun, result: Result) -> dict[str, Any]:
                     {"step": step, "rank": rank, "row": number} for step, rank, number in row.places
                 ],
                 "sample": row.sample,
+                "source": row.source,
                 "source_sample": row.source_sample,
                 "epoch": row.epoch,
-                "order": row.parts.order,
-                "context_length": row.parts.context_length,
+                "order": asked.stream.sources[row.source].order.NAME,
+                "context_length": row.context_length,
                 "tokens": list(map(list, row.spans)),
                 "redacted": list(map(list, row.redacted)),
                 "deleted": list(map(list, row.deleted)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -13,12 +13,9 @@ import numpy.typing as npt
 from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.own_samples import EpochSamples, by_epoch, by_times
-from tokenfeed.stream.parts import StreamParts
 
-from ...feed.history import Run
 from ...provenance.asking import Provenance, covered, open_provenance
 from ...provenance.consumed import Use, consumed
-from ...provenance.runs import by_stream
 from .asked import AskedRun, read_run
 from .output import require_parquet, write_jsonl, write_parquet
 from .words import printable_errors
@@ -58,59 +55,54 @@ def manifest_lines(
     expands: write ranges however many rows of an epoch were read.  Raises: TokenfeedError.
     """
     # First, so that no line is written if a dataset is missing.
-    sources = [
-        _Source(index, use, ranges, asked, provenance)
-        for index, (use, ranges) in enumerate(consumed(asked.history).items())
+    parts = [
+        _Part(index, use, ranges, asked, provenance)
+        for index, (use, ranges) in enumerate(sorted(consumed(asked.stream, asked.history).items()))
     ]
     yield {
         "kind": "run",
         **asked.plain,
         "end_step": asked.steps,
-        **_totals(asked.history.runs),
+        "steps": asked.steps - asked.history.first_batch,
+        "samples": sum(part.samples for part in parts),
+        "tokens": sum(part.tokens for part in parts),
     }
-    for parts, runs in by_stream(asked.history).items():
-        yield _stream(parts, runs)
-    for source in sources:
-        yield from source.lines(expands=expands)
+    yield _stream(asked)
+    for part in parts:
+        yield from part.lines(expands=expands)
 
 
-def _totals(runs: Sequence[Run]) -> dict[str, int]:
-    """Return the steps, samples and tokens of runs, of all ranks and without padding."""
-    return {
-        "steps": sum(run.end_batch - run.first_batch for run in runs),
-        "samples": sum(run.end_sample - run.first_sample for run in runs),
-        "tokens": sum(
-            (run.end_sample - run.first_sample) * run.spec.context_length for run in runs
-        ),
-    }
-
-
-def _stream(parts: StreamParts, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the line of a stream."""
-    names = [source.dataset for source in parts.sources]
-    stages = [
-        {
-            "first_sample": stage.first_sample,
-            "weights": {
-                name: weight for name, weight in zip(names, stage.weights, strict=True) if weight
-            },
-        }
-        for stage in parts.stages
-    ]
+def _stream(asked: AskedRun) -> dict[str, Any]:
+    """Return the line of the stream, with its stages up to the end of what was read."""
+    stream = asked.stream
+    end = stream.place_of(max(0, asked.history.end_sample - 1)) + 1
     return {
         "kind": "stream",
-        "order": parts.order,
-        "seed": parts.seed,
-        "context_length": parts.context_length,
-        "fingerprint": parts.fingerprint,
-        "stages": stages,
-        "redactions": [each._asdict() for each in parts.redactions],
-        **_totals(runs),
+        "seed": stream.seed,
+        "stages": [
+            {
+                "first_sample": stage.first_sample,
+                "context_length": stage.context_length,
+                "sources": [
+                    {"dataset": stream.sources[share.source].dataset, **share._asdict()}
+                    for share in stage.active
+                ],
+            }
+            for stage in stream.stages[:end]
+        ],
+        "redactions": [
+            {
+                "first_sample": each.first_sample,
+                "source": each.source,
+                "list_hash": each.list_hash.hex(),
+            }
+            for each in stream.redactions
+        ],
     }
 
 
-class _Source:
-    """What was read of a dataset in one way: order, seed, context length, redactions."""
+class _Part:
+    """What was read of a source in one way: context length, redactions."""
 
     def __init__(
         self,
@@ -122,10 +114,13 @@ class _Source:
     ) -> None:
         self._use, self._ranges = use, ranges
         self._provenance = provenance
-        self._spec, self._expected = asked.corpora.alone(use.source, use.context_length)
-        self._rows_per_epoch = asked.corpora.rows_per_epoch(self._spec)
-        dataset = asked.corpora.described(self._spec)[0].name
-        self._begun = {"source": index, "dataset": dataset}
+        self._source = asked.stream.sources[use.source]
+        self._stream = asked.corpora.alone(self._source, use.context_length)
+        self._rows_per_epoch = asked.corpora.rows_per_epoch(self._stream)
+        dataset = asked.corpora.described(self._stream)[0].name
+        self._begun = {"source": use.source, "part": index, "dataset": dataset}
+        self.samples = sum(int((each[:, 1] - each[:, 0]).sum()) for each in ranges)
+        self.tokens = self.samples * use.context_length
 
     def lines(self, *, expands: bool) -> Iterator[dict[str, Any]]:
         """Yield its line, and those of its epochs."""
@@ -140,22 +135,22 @@ class _Source:
                 yield from self._sample_lines(begun, samples.ranges)
 
     def _own_line(self) -> dict[str, Any]:
-        values, length = self._use.source, self._use.context_length
-        samples = sum(int((each[:, 1] - each[:, 0]).sum()) for each in self._ranges)
+        source, length = self._source, self._use.context_length
         rows_per_epoch = self._rows_per_epoch
+        assert source.corpus is not None
         return {
             "kind": "source",
             **self._begun,
-            "fingerprint": values.fingerprint,
-            "order": values.order,
-            "seed": values.seed,
+            "fingerprint": source.corpus.fingerprint.hex(),
+            "order": source.order.NAME,
+            "seed": source.seed,
             "context_length": length,
-            "long_documents": values.long_documents or None,
-            "pieces_hash": values.pieces or None,
-            "redactions": list(self._use.redactions),
-            "samples": samples,
-            "tokens": samples * length,
-            "epochs": samples / rows_per_epoch if rows_per_epoch else None,
+            "long_documents": source.long_documents or None,
+            "pieces_hash": source.corpus.pieces_at(length).hex() or None,
+            "redactions": [each.hex() for each in self._use.redactions],
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "epochs": self.samples / rows_per_epoch if rows_per_epoch else None,
             "rows_per_epoch": rows_per_epoch,
         }
 
@@ -169,8 +164,8 @@ class _Source:
             yield [samples.first_epoch, samples.end_epoch], samples
 
     def _range_lines(self, begun: dict[str, Any], samples: Numbers) -> Iterator[dict[str, Any]]:
-        rows = "pieces" if self._spec.reads_documents else "rows"
-        for page in covered(self._provenance, self._spec, self._expected, samples):
+        rows = "pieces" if self._stream.reads_documents else "rows"
+        for page in covered(self._provenance, self._stream, samples):
             files = {each.file: each.name for each in page.files}
             for each in page.ranges:
                 has_documents = each.HasField("first_document")
@@ -187,13 +182,12 @@ class _Source:
                 }
 
     def _sample_lines(self, begun: dict[str, Any], samples: Numbers) -> Iterator[dict[str, Any]]:
-        values = self._use.source
         for first, end in samples.tolist():
             yield {
                 "kind": "samples",
                 **begun,
-                "order": values.order,
-                "seed": values.seed,
+                "order": self._source.order.NAME,
+                "seed": self._source.seed,
                 "context_length": self._use.context_length,
                 "samples": [first, end],
                 "rows": end - first,

@@ -28,6 +28,7 @@ _ROW_GROUP = 1 << 14
 _COLUMNS = {
     "kind": "string",
     "source": "int64",
+    "part": "int64",
     "dataset": "string",
     "fingerprint": "string",
     "order": "string",

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenfeed.errors import InvalidRequest
-from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import SAMPLE_END, require_range
 
 from ...feed.history import History, Run
-from ...provenance.runs import by_stream, future, places_of, rows_of_step
+from ...provenance.runs import future, places_of, rows_of_step
 from .asked import AskedRun
-from .words import counted, escaped, step_place
+from .words import step_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,10 @@ class Wanted:
 class Selection:
     """The rows that are asked for.
 
-    parts: their stream.  title: what they are.  step, run: None for a single sample.  left_out:
-    more rows that are not explained.
+    title: what they are.  step, run: None for a single sample.  left_out: more rows that are not
+    explained.
     """
 
-    parts: StreamParts
     title: str
     rows: Sequence[Wanted]
     left_out: int = 0
@@ -52,42 +50,20 @@ def selected(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
         if getattr(arguments, name) is not None:
             raise InvalidRequest(name, "is given together with --sample; pass one of them")
     require_range("sample", arguments.sample, 0, SAMPLE_END)
-    parts, title = asked.parts, f"sample {arguments.sample:,}"
+    title = f"sample {arguments.sample:,}"
     if not asked.is_assumed:
-        parts, read = _of_sample(asked, arguments.sample)
-        title += f", {read}"
-    return Selection(parts, title, [Wanted(None, None, arguments.sample)])
+        title += f", {_when(asked, arguments.sample)}"
+    return Selection(title, [Wanted(None, None, arguments.sample)])
 
 
-def _of_sample(asked: AskedRun, sample: int) -> tuple[StreamParts, str]:
-    """Return the stream that a sample is of, and in words when it was read. It is the stream of the
-    next batch, unless only earlier ones of the run have read a sample of this number: then it is
-    the last of these.
-    """
-    read: dict[StreamParts, list[str]] = {}
-    for parts in (asked.parts, *reversed(by_stream(asked.history))):
-        if parts not in read:
-            places = places_of(asked.history, parts, np.array([sample]))
-            each = zip(places.step.tolist(), places.rank.tolist(), places.row.tolist(), strict=True)
-            read[parts] = [step_place(*place) for place in each]
-    having = [parts for parts, at in read.items() if at]
-    if not having:
-        reach = max([asked.sample, *(run.end_sample for run in asked.history.runs)])
-        is_unknown = not asked.is_complete and sample < reach
-        return asked.parts, "unknown whether it was read" if is_unknown else "not read so far"
-    words = f"read at {' and '.join(read[having[0]])}"
-    if having[0] != asked.parts:
-        words += f" in {_stream(having[0])}, which the run has left"
-    for other in having[1:]:
-        words += f"; that of {_stream(other)} was read at {' and '.join(read[other])}"
-    return having[0], words
-
-
-def _stream(parts: StreamParts) -> str:
-    """Return an earlier stream of a run in words."""
-    redacted = f", {counted(len(parts.redactions), 'redaction')}" if parts.redactions else ""
-    name = f"{escaped(parts.order)}, seed {parts.seed}, T={parts.context_length:,}{redacted}"
-    return f"an earlier stream ({name})"
+def _when(asked: AskedRun, sample: int) -> str:
+    """Return in words when a sample was read."""
+    places = places_of(asked.history, np.array([sample]))
+    each = zip(places.step.tolist(), places.rank.tolist(), places.row.tolist(), strict=True)
+    if read := [step_place(*place) for place in each]:
+        return f"read at {' and '.join(read)}"
+    is_unknown = not asked.is_complete and sample < max(asked.sample, asked.history.end_sample)
+    return "unknown whether it was read" if is_unknown else "not read so far"
 
 
 def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
@@ -107,7 +83,6 @@ def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
     elif step >= asked.steps:
         history = future(
             history,
-            asked.parts,
             asked.sample,
             batch_size=arguments.batch_size,
             world_size=arguments.world_size,
@@ -117,7 +92,7 @@ def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
     run = rows_of_step(history, step, arguments.rank or 0, arguments.row or 0).run
     rows, left_out = _rows_of_step(history, step, run, arguments)
     sizes = f"{run.world_size:,} x {run.batch_size:,} rows"
-    return Selection(run.spec, f"step {step:,}{when}: {sizes}", rows, left_out, step, run)
+    return Selection(f"step {step:,}{when}: {sizes}", rows, left_out, step, run)
 
 
 def _rows_of_step(

@@ -1,4 +1,4 @@
-"""What a mixture will do: the samples of each source in each stage, and where sources end. Pure.
+"""What a stream will read: the samples of each source in each stage, and where sources end. Pure.
 
 Exact: all samples are Python integers, counted and never drawn.
 """
@@ -10,153 +10,162 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from tokenfeed.stream.spec import StreamSpec
-from tokenfeed.stream.stages import AskedStage, Exhausted, Stage, without_exhausted
+from tokenfeed.sampling.mixture import counts_at
+from tokenfeed.stream.schedule import Exhausted, without_exhausted
+from tokenfeed.stream.stage import Stage
+from tokenfeed.stream.stream import Stream
 
-from .counts import counts_at
-from .exhaustion import limits_of
+from ..feed_stream import limits_of
 from .weights import largest_remainders, worst_deviation
 
 DELAY_STEPS_MAX = 50
 """Beyond this delay of a stage, smaller blocks are offered."""
 
 
+def sample_at(stream: Stream, tokens: int) -> int:
+    """Return the sample before which there are that many tokens of x, rounded up to a whole one."""
+    begin = 0
+    for place, stage in enumerate(stream.stages):
+        sample, end = begin - -tokens // stage.context_length, stream.end_of(place)
+        if end is None or sample <= end:
+            break
+        tokens -= (end - begin) * stage.context_length
+        begin = end
+    return sample
+
+
+def tokens_before(stream: Stream, sample: int) -> int:
+    """Return how many tokens of x there are before a sample."""
+    tokens = begin = 0
+    for place, stage in enumerate(stream.stages):
+        end = min(sample, stream.end_of(place) or sample)
+        tokens += max(0, end - begin) * stage.context_length
+        begin = end
+    return tokens
+
+
 @dataclass(frozen=True, slots=True)
 class StageForecast:
     """A stage from the first sample of a forecast on.
 
-    asked: where it was asked for, and the weights of all sources.  proportions: what these weights
-    were made from, integers in any unit; None if that is not known.  index: of all stages.
-    first_sample: where it begins.  samples: of each source up to the end of the forecast; all 0 if
-    the stage is not reached.
+    proportions: what its weights were made from, integers in any unit, by the numbers of the
+    sources; None if that is not known.  samples: of each source that it reads, up to the end of the
+    forecast; nothing if the stage is not reached.
     """
 
-    asked: AskedStage
-    proportions: tuple[int, ...] | None
-    index: int
-    first_sample: int
-    samples: tuple[int, ...]
+    stage: Stage
+    proportions: Mapping[int, int] | None
+    samples: Mapping[int, int]
 
     @property
     def delay_samples(self) -> int:
         """From the sample that it was asked for to the block border where it begins."""
-        return self.first_sample - self.asked.first_sample
+        return self.stage.first_sample - self.stage.asked
 
-    @property
-    def block_size(self) -> int:
-        """Samples of a block."""
-        return sum(self.asked.weights)
-
-    def asked_shares(self) -> tuple[Fraction | None, ...]:
-        """Return the shares of all sources that were asked for; None if they are not known."""
+    def asked_share(self, source: int) -> Fraction | None:
+        """Return the share of a source that was asked for; None if it is not known."""
         if self.proportions is None:
-            return (None,) * len(self.samples)
-        total = sum(self.proportions)
-        return tuple(Fraction(part, total) for part in self.proportions)
+            return None
+        return Fraction(self.proportions.get(source, 0), sum(self.proportions.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The samples of a mixture in [first_sample, end_sample).
+    """The samples of a stream in [first_sample, end_sample).
 
-    spec: the mixture.  rows: of each source, None if its order has no epochs.  asked_end_sample:
-    up to where it was asked for; end_sample is less if a source is exhausted before.  stages: those
-    that have not ended by first_sample.  samples: of each source in all of them.  before: the same
-    before first_sample.  exhausted: where sources end before asked_end_sample if the mixture goes
-    on without each of them; it ends at the first one.  asked: all stages.  going_on: those of the
-    mixture that goes on.  going_on_end: where that one ends too; None if it does not.
+    numbers: of the sources that the forecast is about.  rows: of an epoch of those that have
+    epochs.  asked_end_sample: up to where it was asked for; end_sample is less if a source is
+    exhausted before.  stages: those that have not ended by first_sample.  samples: of each source
+    in all of them.  before: the same before first_sample.  exhausted: where sources end before
+    asked_end_sample if the stream goes on without each of them; it ends at the first one.
+    going_on: the stages of the stream that goes on.  going_on_end: where that one ends too; None if
+    it does not.
     """
 
-    spec: StreamSpec
-    rows: tuple[int | None, ...]
+    stream: Stream
+    numbers: Sequence[int]
+    rows: Mapping[int, int]
     first_sample: int
     end_sample: int
     asked_end_sample: int
-    stages: tuple[StageForecast, ...]
-    samples: tuple[int, ...]
-    before: tuple[int, ...]
-    exhausted: tuple[Exhausted, ...]
-    asked: tuple[AskedStage, ...]
-    going_on: tuple[AskedStage, ...]
+    stages: Sequence[StageForecast]
+    samples: Mapping[int, int]
+    before: Mapping[int, int]
+    exhausted: Sequence[Exhausted]
+    going_on: Sequence[Stage]
     going_on_end: int | None
 
     def epochs(self, source: int, samples: int) -> Fraction | None:
         """Return samples of a source as epochs of it; None if its order has none."""
-        rows = self.rows[source]
-        return None if rows is None else Fraction(samples, rows)
+        return Fraction(samples, self.rows[source]) if source in self.rows else None
 
 
 def forecast(
-    spec: StreamSpec,
-    asked: Sequence[AskedStage],
-    rows: Sequence[int],
+    stream: Stream,
+    rows: Mapping[int, int],
     *,
     first_sample: int,
     end_sample: int,
     max_epochs: Mapping[str, int],
-    proportions: Sequence[tuple[int, ...] | None] | None = None,
+    proportions: Mapping[int, Mapping[int, int]] | None = None,
 ) -> Forecast:
-    """Return what a mixture does in [first_sample, end_sample), end_sample at most 2^63.
+    """Return what a stream does in [first_sample, end_sample), end_sample at most 2^63.
 
-    asked: its stages, with the weights of all sources.  rows: of each source.  max_epochs: by the
-    names of datasets.  proportions: of each stage, as in StageForecast.
+    rows: of each source that it reads there, by its number.  max_epochs: by the names of datasets.
+    proportions: of stages, by their indices, as in StageForecast.
     Raises: InvalidRequest, as `limits_of`.
     """
-    assert spec.mixture is not None
-    limits = limits_of(spec, max_epochs, rows, first_sample)
-    going_on = without_exhausted(asked, limits, end_sample, first_sample)
+    limits = limits_of(stream, max_epochs, rows, first_sample)
+    going_on = without_exhausted(stream.stages, limits, end_sample, first_sample)
     end = min([end_sample, *(one.sample for one in going_on.exhausted[:1])])
     end = max(end, first_sample)
-    stages = spec.mixture.stages
-    current = spec.mixture.stage_of(min(first_sample, end_sample - 1))
-    parts = [
+    current = stream.place_of(min(first_sample, end_sample - 1))
+    stages = [
         StageForecast(
-            asked[index],
-            proportions[index] if proportions else None,
-            index,
-            stages[index].first_sample,
-            _samples(stages[index], spec, (first_sample, end)),
+            stage,
+            (proportions or {}).get(stage.index),
+            _samples(stream, place, first_sample, end),
         )
-        for index in range(current, len(stages))
+        for place, stage in enumerate(stream.stages[current:], current)
     ]
+    before = counts_at(stream.stages[current], stream.seed, first_sample)
     return Forecast(
-        spec=spec,
-        rows=tuple(
-            count if source.order.HAS_EPOCHS else None
-            for source, count in zip(spec.sources, rows, strict=True)
-        ),
+        stream=stream,
+        numbers=sorted(rows),
+        rows={
+            number: count
+            for number, count in rows.items()
+            if stream.sources[number].order.HAS_EPOCHS
+        },
         first_sample=first_sample,
         end_sample=end,
         asked_end_sample=end_sample,
-        stages=tuple(parts),
-        samples=tuple(map(sum, zip(*(part.samples for part in parts), strict=True))),
-        before=counts_at(stages[current], spec.seed, first_sample),
+        stages=stages,
+        samples={number: sum(each.samples.get(number, 0) for each in stages) for number in rows},
+        before={number: before.get(number, 0) for number in rows},
         exhausted=going_on.exhausted,
-        asked=tuple(asked),
-        going_on=going_on.asked,
+        going_on=going_on.stages,
         going_on_end=going_on.end_sample,
     )
 
 
-def _samples(stage: Stage, spec: StreamSpec, samples: tuple[int, int]) -> tuple[int, ...]:
-    """Return the samples of each source that a stage has in [samples[0], samples[1])."""
-    assert spec.mixture is not None
-    first, end = max(samples[0], stage.first_sample), samples[1]
-    stage_end = spec.mixture.end_of(stage.index)
-    if stage_end is not None:
-        end = min(end, stage_end)
+def _samples(stream: Stream, place: int, first_sample: int, end_sample: int) -> dict[int, int]:
+    """Return the samples in [first_sample, end_sample) of each source that a stage reads."""
+    stage, stage_end = stream.stages[place], stream.end_of(place)
+    first = max(first_sample, stage.first_sample)
+    end = end_sample if stage_end is None else min(end_sample, stage_end)
     if end <= first:
-        return (0,) * len(stage.weights)
-    before, after = (counts_at(stage, spec.seed, sample) for sample in (first, end))
-    return tuple(later - earlier for earlier, later in zip(before, after, strict=True))
+        return {}
+    before, after = (counts_at(stage, stream.seed, sample) for sample in (first, end))
+    return {number: after[number] - before[number] for number in stage.weights}
 
 
 class SmallerBlocks(NamedTuple):
     """Blocks by which every stage begins less than DELAY_STEPS_MAX steps late.
 
-    block: their maximum number of samples.  stage, source: whose share is off the most then.
-    asked_share, share: what was asked for, and what it would be; 0 if these blocks are too small
-    for the source.  deviation: of the share, relative to what was asked for.
+    block: their maximum number of samples.  stage, source: index and number, whose share is off the
+    most then.  asked_share, share: what was asked for, and what it would be; 0 if these blocks are
+    too small for the source.  deviation: of the share, relative to what was asked for.
     """
 
     block: int
@@ -173,19 +182,19 @@ def smaller_blocks(stages: Sequence[StageForecast], global_batch_size: int) -> S
     stages: all of a mixture, with their proportions.  global_batch_size: rows of a step.
     """
     block = DELAY_STEPS_MAX * global_batch_size
-    if all(stage.delay_samples <= block for stage in stages):
+    if all(each.delay_samples <= block for each in stages):
         return None
     return max(
-        (_with_blocks(stage, block) for stage in stages if stage.block_size > block),
+        (_with_blocks(each, block) for each in stages if each.stage.block_size > block),
         key=lambda found: found.deviation,
     )
 
 
-def _with_blocks(stage: StageForecast, block: int) -> SmallerBlocks:
-    assert stage.proportions is not None
-    asked = {str(number): part for number, part in enumerate(stage.proportions)}
+def _with_blocks(forecast: StageForecast, block: int) -> SmallerBlocks:
+    assert forecast.proportions is not None
+    asked = {str(number): part for number, part in forecast.proportions.items()}
     counts = largest_remainders(asked, block)
     name, deviation = worst_deviation(asked, counts)
-    asked_share = Fraction(asked[name], sum(stage.proportions))
+    asked_share = Fraction(asked[name], sum(asked.values()))
     share = Fraction(counts[name], block)
-    return SmallerBlocks(block, stage.index, int(name), asked_share, share, deviation)
+    return SmallerBlocks(block, forecast.stage.index, int(name), asked_share, share, deviation)

@@ -1,10 +1,14 @@
-"""Mixtures as users write them -> the sources and stages of a stream."""
+"""What a user asks a feed for, by the names of datasets -> the sources and stages of a stream.
+
+What is here and not in the stream changes no row: names, defaults of later sources, limits.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,18 +16,19 @@ from typing import Any
 from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.spec import SEED_END, Source
-from tokenfeed.stream.stages import BLOCK_MAX
+from tokenfeed.stream.schedule import first_stage, planned_stage, scheduled
+from tokenfeed.stream.stage import BLOCK_MAX, SEED_END, Redaction, Source
+from tokenfeed.stream.stream import Stream
 
-from ...runtime.arguments import integer, optional_integer, shown, text
-from ..redactions import Planned, PlannedRedaction, read_list
-from .schedule import PlannedStage, Schedule, above_0, log_begin
+from ...runtime.arguments import hash_digits, integer, optional_integer, shown, text
 from .weights import block_weights, proportions
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover - the same library, before it became a part of Python
     import tomli as tomllib
+
+_LOG = logging.getLogger("tokenfeed.client")
 
 _TOP_KEYS = ("order", "seed", "block", "weights", "stages", "sources", "redaction")
 _STAGE_KEYS = ("first_sample", "first_tokens", "weights")
@@ -77,10 +82,66 @@ class MixtureRedaction:
     first_sample: int | None
     first_tokens: int | None
 
-    def planned(self, context_length: int) -> PlannedRedaction:
-        """Return it as a feed has it."""
-        begin = _begin(self.first_sample, self.first_tokens, context_length)
-        return PlannedRedaction(begin, self.dataset, self.list_hash)
+    def begin(self, context_length: int) -> int:
+        """Return the sample from which on it is in force."""
+        return _begin(self.first_sample, self.first_tokens, context_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a feed is asked for.
+
+    stream: with the sources that have a weight, and those that were named since.  order,
+    long_documents: of sources that come later.  is_mixture: whether the user wrote a mixture, even
+    of one dataset.  max_epochs: after which sources end, by the names of their datasets.  block:
+    maximum number of samples in a block of later weights; None is that of `block_weights`.
+    """
+
+    stream: Stream
+    order: str
+    long_documents: str
+    is_mixture: bool
+    max_epochs: Mapping[str, int] = field(default_factory=dict)
+    block: int | None = None
+
+    def with_sources(self, stream: Stream, names: Iterable[str]) -> Stream:
+        """Return a stream with a source for each of some datasets: those that it lacks are added
+        with the options of this definition.
+        """
+        own = {source.dataset: source for source in self.stream.sources}
+        known = {source.dataset for source in stream.sources}
+        sources = list(stream.sources)
+        for name in names:
+            if name not in known:
+                source = own.get(name) or Source(
+                    name,
+                    orders.latest(self.order),
+                    self.stream.seed,
+                    long_documents=self.long_documents,
+                )
+                sources.append(replace(source, number=len(sources)))
+        return replace(stream, sources=tuple(sources))
+
+    def with_redaction(self, dataset: str, first_sample: int, list_hash: bytes) -> Definition:
+        """Return what the feed is asked for once it was told to leave out a list."""
+        stream = self.with_sources(self.stream, [dataset])
+        number = next(each.number for each in stream.sources if each.dataset == dataset)
+        redactions = {*stream.redactions, Redaction(first_sample, number, list_hash)}
+        return replace(self, stream=replace(stream, redactions=tuple(sorted(redactions))))
+
+    def dataset_named(self, rest: Stream, value: str | None) -> str:
+        """Return the name of a dataset of a stream, of what a user passed; None stands for the only
+        one.  Raises: InvalidRequest.
+        """
+        names = list(dict.fromkeys(source.dataset for source in rest.sources))
+        if value is None and not self.is_mixture:
+            return names[0]
+        if value is None:
+            raise InvalidRequest("dataset", f"is required with a mixture of {', '.join(names)}")
+        if text("dataset", value) not in names:
+            known = ", ".join(filter(None, names)) or "one without a name, so omit it"
+            raise InvalidRequest("dataset", f"{shown(value)} is not in this stream, only {known}")
+        return value
 
 
 class Mixture:
@@ -175,11 +236,13 @@ class Mixture:
         except (InvalidRequest, NotFound) as error:
             raise type(error)(error.subject, f"{error.problem} ({name})") from None
 
-    def schedule(
+    def definition(
         self, context_length: int, order: str, seed: int, long_documents: str = ""
-    ) -> Schedule:
-        """Return the mixture as a feed has it.  order, seed, long_documents: of the feed.  Raises:
-        InvalidRequest if a stage begins before the one before it has a whole block.
+    ) -> Definition:
+        """Return what a feed is asked for.  order, seed, long_documents: of the feed.
+
+        Raises: InvalidRequest if a stage begins before the one before it has a whole block, or a
+        source has max_epochs, but an order without epochs.
         """
         own_order, own_seed = self.order or order, seed if self.seed is None else self.seed
         own_long = long_argument(own_order, long_documents or None)
@@ -197,24 +260,46 @@ class Mixture:
             )
             for number, (name, options) in enumerate(self.sources.items())
         )
-        stages = tuple(
-            PlannedStage(stage.begin(context_length), above_0(stage.weights))
+        for source in sources:
+            epochs = self.max_epochs.get(source.dataset)
+            if epochs is not None and not source.order.HAS_EPOCHS:
+                problem = f"is {epochs}, but {source.order.NAME} is endless and has no epochs"
+                raise InvalidRequest(f"sources.{source.dataset}.max_epochs", problem)
+        numbers = {source.dataset: source.number for source in sources}
+        stages = [
+            (
+                stage.begin(context_length),
+                {numbers[name]: weight for name, weight in stage.weights.items() if weight},
+            )
             for stage in self.stages
+        ]
+        if begin := stages[0][0]:
+            problem = f"{begin} is not 0, where the first stage has to begin"
+            raise InvalidRequest("stages[0].first_sample", problem)
+        found = scheduled(
+            [first_stage(context_length, stages[0][1])],
+            [planned_stage(context_length, *stage) for stage in stages[1:]],
         )
-        found = Schedule(
-            context_length,
-            own_seed,
+        for stage in found:
+            if stage.asked != stage.first_sample:
+                _LOG.info(
+                    "stage begins at the end of a block stage=%d asked=%d sample=%d",
+                    stage.index,
+                    stage.asked,
+                    stage.first_sample,
+                )
+        redactions = sorted(
+            Redaction(each.begin(context_length), numbers[each.dataset], each.list_hash)
+            for each in self.redactions
+        )
+        return Definition(
+            Stream(own_seed, sources, found, tuple(redactions)),
             own_order,
-            sources,
-            stages,
-            self.max_epochs,
-            self.block,
             own_long,
+            is_mixture=True,
+            max_epochs=self.max_epochs,
+            block=self.block,
         )
-        for stage, begun in zip(stages, found.effective(), strict=True):
-            if stage.asked != begun.first_sample:
-                log_begin(begun, stage.asked)
-        return found
 
     @property
     def max_epochs(self) -> dict[str, int]:
@@ -224,10 +309,6 @@ class Mixture:
             for name, options in self.sources.items()
             if options.max_epochs is not None
         }
-
-    def planned_redactions(self, context_length: int) -> Planned:
-        """Return the redactions as a feed has them."""
-        return tuple(sorted(each.planned(context_length) for each in self.redactions))
 
     def _redactions(self, redactions: Any) -> tuple[MixtureRedaction, ...]:
         if isinstance(redactions, str) or not isinstance(redactions, Sequence):
@@ -311,6 +392,14 @@ def checked_weights(weights: Any, block: int | None) -> dict[str, int]:
     if not _mapping("weights", weights):
         raise InvalidRequest("weights", "are missing; name at least one dataset")
     return block_weights(weights, block)
+
+
+def read_list(name: str, value: str | None) -> bytes:
+    """Return the hash of a list, of what a user passed.  Raises: InvalidRequest."""
+    found = hash_digits(name, value)
+    if found is None:
+        raise InvalidRequest(name, "is missing; pass what `tokenfeed redact` printed")
+    return found
 
 
 def _source_options(name: str, values: Any) -> SourceOptions:

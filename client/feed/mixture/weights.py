@@ -14,7 +14,7 @@ from fractions import Fraction
 from numbers import Integral, Real
 
 from tokenfeed.errors import InvalidRequest
-from tokenfeed.stream.stages import BLOCK_MAX
+from tokenfeed.stream.stage import BLOCK_MAX
 
 _LOG = logging.getLogger("tokenfeed.client")
 

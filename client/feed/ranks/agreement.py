@@ -11,25 +11,29 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tokenfeed.errors import StreamMismatch, Unreachable
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.stream.stream import Stream
+from tokenfeed.wire.request import Request
 
 from ...runtime.threads import Outcome, start_thread
 from ...transport.addresses import Targets
+from ..mixture.recipe import Definition
+from ..state import plain_stream
 from .coordinates import DataParallel, has_process_group
 
 _LOG = logging.getLogger("tokenfeed.client")
 
 _STORE_SECONDS = 3.0
 _POLL_SECONDS = 0.05
-_HASH_DIGITS = 64
 _ALL_RANKS_SECONDS = 480.0
 """Below the 600 s after which the watchdog of NCCL ends a job."""
 _MADE: dict[str, Iterator[int]] = {}
@@ -39,73 +43,70 @@ third such feed of one rank is the third of every rank.
 
 
 class RankAgreement:
-    """Compares the corpus of one feed, and changes during a run, with those of other ranks."""
+    """Compares what one feed reads, and changes during a run, with other ranks."""
 
-    def __init__(
-        self,
-        store: Callable[[], Any],
-        key: str,
-        rank: int,
-        world_size: int = 1,
-        of_mixture: object = None,
-    ) -> None:
+    def __init__(self, store: Callable[[], Any], key: str, rank: int, world_size: int = 1) -> None:
         """Remember where to compare; does no I/O.
 
         store: returns a torch.distributed.Store that all ranks share.  key: of this feed, the same
-        on all ranks and different for each feed.  rank, world_size: data-parallel.  of_mixture:
-        what to compare beside the identity of a mixture; None for one dataset.
+        on all ranks and different for each feed.  rank, world_size: data-parallel.
         """
         self._store = store
-        self._of_mixture = of_mixture
         self._key = key
         self._rank = rank
         self._world_size = world_size
         self._rounds = itertools.count()
 
-    def require_same(self, dataset: str, fingerprint: bytes) -> None:
-        """Compare the corpus with that of the first rank that called this, from any thread.
+    def require_same(self, definition: Definition, stream: Stream, planes: str) -> None:
+        """Compare a stream with that of the first rank that called this, from any thread.
 
         Does not wait for other ranks: one exchange with the store, queued behind other requests of
         this process to the store. If the store is unavailable or does not answer within 3 s,
         nothing is compared, and this is logged.
-        dataset: its name; different datasets are not compared.  fingerprint: 32 bytes, and behind
-        them 32 bytes for each plane of the stream.
-        Raises: StreamMismatch, naming both ranks and both fingerprints.
+        definition: of the feed.  stream: known.  planes: what is compared of those that mask
+        targets.
+        Raises: StreamMismatch, naming both ranks and what differs.
         """
-        own = fingerprint.hex()
-        if self._of_mixture is not None:
-            own = hashlib.sha256(f"{own} {self._of_mixture!r}".encode()).hexdigest()
-        first = self._first(f"{self._key}/{dataset}", own)
+        own = _compared(definition, stream, planes)
+        first = self._first(f"{self._key}/stream", json.dumps(own))
         if first is None:
             return
         first_rank, its = first
-        if self._of_mixture is not None:
+        theirs = json.loads(its)
+        name = next((name for name in own if own[name] != theirs.get(name)), "mixture")
+        same_order = "The same error occurs if ranks create their feeds in different orders"
+        if "mixture" in {*own, *theirs}:
             raise StreamMismatch(
                 "mixture",
                 f"of rank {self._rank} is not that of rank {first_rank}: weights, stages, sources, "
                 "their orders, seeds, max_epochs, corpora, planes or redactions differ. Give all "
-                "ranks the same mixture. The same error occurs if ranks create their feeds in "
-                "different orders",
+                f"ranks the same mixture. {same_order}",
             )
-        if own[:_HASH_DIGITS] == its[:_HASH_DIGITS]:
+        if name == "planes":
             raise StreamMismatch(
-                "planes",
+                name,
                 f"of rank {self._rank} are not those of rank {first_rank}: their corpus is the "
                 "same, but loss masks or document starts differ. Give all ranks the same files, "
                 "or servers of them, and the same loss_mask and mask_borders",
             )
+        if name == "fingerprint":
+            raise StreamMismatch(
+                name,
+                f"rank {self._rank} reads corpus {own[name]}, and rank {first_rank} reads "
+                f"{theirs[name]}. Give all ranks the same files, or servers of them; fingerprint= "
+                f"selects the corpus. {same_order}",
+            )
         raise StreamMismatch(
-            "fingerprint",
-            f"rank {self._rank} reads corpus {own[:_HASH_DIGITS]}, and rank {first_rank} reads "
-            f"{its[:_HASH_DIGITS]}. Give "
-            "all ranks the same files, or servers of them; fingerprint= selects the corpus. "
-            "The same error occurs if ranks create their feeds in different orders",
+            name,
+            f"rank {self._rank} has {own[name]!r}, and rank {first_rank} has {theirs[name]!r}. "
+            f"Give all ranks the same {name}. {same_order}",
         )
 
     def require_same_state(self, number: int, sample: int, identity: str) -> None:
         """Compare a state of a mixture that this rank loads, like `require_same`.
 
-        number: of states that the feed has loaded.  sample, identity: of the stream from there on.
+        number: of states that the feed has loaded.  sample: of the state.  identity: of the stream
+        that goes on, as of `FeedStream.compared`.
         Raises: StreamMismatch.
         """
         first = self._first(f"{self._key}/load/{number}", f"{sample} {identity}")
@@ -209,36 +210,50 @@ class RankAgreement:
             raise Unreachable("store", str(error)) from error
 
 
+def _compared(definition: Definition, stream: Stream, planes: str) -> dict[str, str]:
+    """Return what ranks compare, by the names of arguments, the first difference first. Names of
+    datasets are not compared: they are no part of a stream.
+    """
+    if definition.is_mixture:
+        unnamed = replace(
+            stream, sources=tuple(replace(source, dataset="") for source in stream.sources)
+        )
+        values = (plain_stream(unnamed), planes, sorted(definition.max_epochs.items()))
+        return {"mixture": hashlib.sha256(repr(values).encode()).hexdigest()}
+    source, stage = stream.sources[-1], stream.stages[-1]
+    assert source.corpus is not None
+    return {
+        "context_length": str(stage.context_length),
+        "order": source.order.NAME,
+        "seed": str(source.seed),
+        "long": source.long_documents,
+        "fingerprint": source.corpus.fingerprint.hex(),
+        "document borders": source.corpus.pieces_at(stage.context_length).hex(),
+        "planes": planes,
+    }
+
+
 def rank_agreement(
-    ranks: DataParallel,
-    request: StreamRequest,
-    targets: Targets,
-    max_epochs: Mapping[str, int] | None = None,
+    ranks: DataParallel, request: Request, targets: Targets, fingerprint: str | None
 ) -> RankAgreement | None:
     """Return the comparison for a feed; None if there is one rank, or no process group.
 
     targets: of the feed. If the coordinates were given as arguments, it is unknown which ranks
-    belong together; then ranks with the same targets compare.  max_epochs: of sources of a
-    mixture.
+    belong together; then ranks with the same targets compare.  fingerprint: that the user requires;
+    ranks that require different corpora do so on purpose, and are not compared.
 
-    Call it once for each feed, in the order of creation: feeds with equal arguments are
-    distinguished by their number.
+    Call it once for each feed, in the order of creation: feeds of the same batch size are
+    distinguished by their number. What they read is no part of the key: ranks that differ would
+    never meet.
     """
     if ranks.world_size == 1 or not (ranks.members or has_process_group()):
         return None
     together = ranks.members or (ranks.world_size, targets)
-    feed = repr((request.spec.plain(), request.position.batch_size, together))
+    feed = repr((request.position.batch_size, together, fingerprint))
     # setdefault and next are atomic, so several threads may create feeds.
     number = next(_MADE.setdefault(feed, itertools.count()))
     digest = hashlib.sha256(f"{feed} {number}".encode()).hexdigest()
-    of_mixture = None if request.spec.mixture is None else sorted((max_epochs or {}).items())
-    return RankAgreement(
-        _default_store,
-        f"tokenfeed/corpus/{digest}",
-        ranks.rank,
-        ranks.world_size,
-        of_mixture,
-    )
+    return RankAgreement(_default_store, f"tokenfeed/stream/{digest}", ranks.rank, ranks.world_size)
 
 
 def _default_store() -> Any:

@@ -3,7 +3,7 @@
 Its `.metadata` is a pickle. Only the classes that it consists of are accepted, and records stand
 in for them, so that reading it calls nothing. It says where the bytes of each value are, which are
 those of torch.save. Only some are read: those of a dict with the keys of a state, and those that
-mention one of these keys, which may be a state that was not flattened.
+mention these keys, which may be a state that was not flattened.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -94,26 +94,28 @@ class _Entry:
     size_bytes: int
 
 
-def read_distributed(folder: Path, shape: frozenset[str]) -> list[Found]:
+def read_distributed(folder: Path, shapes: Sequence[frozenset[str]]) -> list[Found]:
     """Return the values of a checkpoint's folder that may be states.
 
-    shape: the keys that a state has at least.
-    Raises: InvalidRequest.
+    shapes: the keys that a state has at least, one of these sets.  Raises: InvalidRequest.
     """
     entries = _entries(folder)
     by_parent: dict[Keys, dict[str | int, _Entry]] = {}
     for entry in entries:
         by_parent.setdefault(entry.keys[:-1], {})[entry.keys[-1]] = entry
-    flattened = {keys: parts for keys, parts in by_parent.items() if keys and shape <= parts.keys()}
+    flattened = {
+        keys: parts
+        for keys, parts in by_parent.items()
+        if keys and any(parts.keys() >= shape for shape in shapes)
+    }
     found = [
         Found(keys, {key: read_saved(folder, _content(folder, one)) for key, one in parts.items()})
         for keys, parts in flattened.items()
     ]
-    mentioned = min(shape).encode()
     for entry in entries:
         if entry.keys[:-1] not in flattened and entry.size_bytes <= _ENTRY_BYTES_MAX:
             content = _content(folder, entry)
-            if mentioned in content:
+            if any(all(key.encode() in content for key in shape) for shape in shapes):
                 found.append(Found(entry.keys, read_saved(folder, content)))
     return found
 

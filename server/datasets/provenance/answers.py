@@ -9,10 +9,18 @@ from typing import NamedTuple
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.planes import REDACTED
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
 from tokenfeed.wire import redacted_runs
-from tokenfeed.wire.request import Expected, StreamRequest, from_message, require_understood
+from tokenfeed.wire.request import (
+    Expected,
+    Request,
+    from_message,
+    parsed_stream,
+    require_understood,
+)
 
 from ...storage.store import RowStore
 from ..dataset import Dataset
@@ -24,7 +32,7 @@ from .locate import locate
 from .marks import Marks, RowMarks, unmarked
 from .sources import Sources
 
-Check = Callable[[StreamRequest, Expected], tuple[Sequence[Dataset], RowStore]]
+Check = Callable[[Request, Expected], tuple[Sequence[Dataset], RowStore]]
 """Checks a request of GetBatch, but for its planes.  Returns: the dataset of each source, and what
 rows of these are gathered from.  Raises: what GetBatch refuses it with."""
 
@@ -32,7 +40,7 @@ rows of these are gathered from.  Raises: what GetBatch refuses it with."""
 class Asked(NamedTuple):
     """A request that was checked."""
 
-    request: StreamRequest
+    request: Request
     sources: Sources
     rows: RowStore
 
@@ -54,7 +62,7 @@ class Answers:
         Raises: TokenfeedError.
         """
         require_understood(message, without="rows")
-        asked = self._asked(_with_own_planes(message.rows))
+        asked = self._asked(*from_message(_with_own_planes(message.rows)))
         on_asked(asked)
         return locate(asked.sources, asked.request, self._marks(asked))
 
@@ -63,18 +71,25 @@ class Answers:
     ) -> pb.FindResponse:
         """Answer Find; as `locate`."""
         require_understood(message, without="stream")
-        if not message.stream.HasField("end_sample"):
-            raise InvalidRequest("end_sample", "is missing: the end of the samples to examine")
-        asked = self._asked(_without_rows(message.stream))
+        stream, expected = _stream_of(message)
+        first_sample = message.first_sample
+        request = Request(stream, Position(first_sample, 1), end_sample=message.end_sample)
+        _, end_sample = stream.at(first_sample)
+        if end_sample is not None:
+            problem = f"{end_sample} is above first_sample, {first_sample}"
+            raise InvalidRequest("redactions.first_sample", problem)
+        asked = self._asked(request, expected)
         on_asked(asked)
-        return find(asked.sources, asked.request, message, self._marks(asked))
+        return find(asked.sources, message, self._marks(asked))
 
     def coverage(
         self, message: pb.CoverageRequest, on_asked: Callable[[Asked], None] = lambda asked: None
     ) -> pb.CoverageResponse:
         """Answer Coverage; as `locate`."""
         require_understood(message, without="stream")
-        asked = self._asked(_without_rows(message.stream))
+        stream, expected = _stream_of(message)
+        _require_one_dataset(stream)
+        asked = self._asked(Request(stream, Position(0, 1), end_sample=0), expected)
         on_asked(asked)
         return coverage(asked.sources, message)
 
@@ -82,14 +97,13 @@ class Answers:
         """Return what finds the redacted and the deleted tokens of rows.  Raises: StreamMismatch if
         a dataset lacks a list; LimitExceeded.
         """
-        found = self._redactor.wrap(asked.rows, asked.sources.datasets, asked.request.spec)
+        found = self._redactor.wrap(asked.rows, asked.sources.datasets, asked.request.stream)
         return partial(_marked, found) if isinstance(found, RedactedRows) else unmarked
 
-    def _asked(self, message: feed_pb.GetBatchRequest) -> Asked:
-        request, expected = from_message(message)
+    def _asked(self, request: Request, expected: Expected) -> Asked:
         datasets, rows = self._check(request, expected)
         documents = [self._documents_of(dataset) for dataset in datasets]
-        return Asked(request, Sources(request.spec, datasets, documents), rows)
+        return Asked(request, Sources(request.stream, datasets, documents), rows)
 
     def _documents_of(self, dataset: Dataset) -> DatasetDocuments:
         # Made once: it looks at the index of each file.
@@ -105,19 +119,26 @@ def _with_own_planes(message: feed_pb.GetBatchRequest) -> feed_pb.GetBatchReques
     found = feed_pb.GetBatchRequest()
     found.CopyFrom(message)
     found.ClearField("planes")
-    if found.redactions:
+    if found.stream.redactions:
         found.planes.add(kind=REDACTED)
     return found
 
 
-def _without_rows(message: feed_pb.GetBatchRequest) -> feed_pb.GetBatchRequest:
-    """Return a request without what has no effect on a whole order: planes, and which rows a call
-    begins and ends with.
-    """
-    found = _with_own_planes(message)
-    for field in ("first_row", "num_batches"):
-        found.ClearField(field)
-    return found
+def _stream_of(message: pb.FindRequest | pb.CoverageRequest) -> tuple[Stream, Expected]:
+    """Return the stream of a request, and what is expected of it.  Raises: RequestError."""
+    stream, digests = parsed_stream(message.stream)
+    return stream, Expected(message.expected_identity, digests)
+
+
+def _require_one_dataset(stream: Stream) -> None:
+    """Raise InvalidRequest unless the samples of a stream are those of its only source."""
+    stage = stream.stage
+    shares = [(weight, base) for _, weight, base in stage.shares]
+    if (stage.index, stage.first_sample, shares) != (0, 0, [(1, 0)]):
+        problem = "is not over one dataset from sample 0 on; ask for each source in its own order"
+        raise InvalidRequest("stream", problem)
+    if stream.redactions:
+        raise InvalidRequest("redactions", "have no effect on what samples hold; omit them")
 
 
 def _marked(rows: RedactedRows, spans: Spans) -> RowMarks:

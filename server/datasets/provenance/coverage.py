@@ -36,15 +36,12 @@ into samples."""
 def coverage(sources: Sources, asked: pb.CoverageRequest) -> pb.CoverageResponse:
     """Return what the next places hold.
 
-    sources: of a stream of one dataset.
+    sources: of a stream over one dataset.
     Raises: InvalidRequest, CorpusChanged, Unreadable; LimitExceeded if a row has too many pieces.
     """
-    spec = sources.spec
-    if spec.mixture is not None:
-        problem = "is a mixture; ask for the samples of each source in its own order"
-        raise InvalidRequest("order", problem)
-    has_epochs = spec.order.HAS_EPOCHS
-    count = place_count(spec, spec.source, sources.shapes[0])
+    stream = sources.stream
+    has_epochs = stream.source.order.HAS_EPOCHS
+    count = place_count(stream, stream.source, sources.shapes[0])
     samples = _samples(asked, count if has_epochs else None)
     walk = _Walk(sources, samples, count)
     answer = pb.CoverageResponse(places=walk.places)
@@ -134,11 +131,12 @@ class _Walk:
     def __init__(self, sources: Sources, samples: _Samples, place_count: int) -> None:
         """place_count: of the order."""
         self._sources = sources
-        self._spec = sources.spec
+        self._stream = sources.stream
+        self._source = sources.stream.source
         self._shape = sources.shapes[0]
         self._samples = samples
         self._place_count = place_count
-        self._has_epochs = self._spec.order.HAS_EPOCHS
+        self._has_epochs = self._source.order.HAS_EPOCHS
         self._epoch = int(samples.firsts[0]) // place_count
 
     @property
@@ -152,12 +150,12 @@ class _Walk:
 
     def page(self, first: int) -> _Page:
         """Walk from a place on."""
-        if self._is_complete and not self._spec.reads_documents:
+        if self._is_complete and not self._stream.reads_documents:
             return self._of_files(first)
         parts: list[tuple[Numbers, Spans]] = []
         left = SPANS_MAX
         for numbers, places, end in self._chunks(first):
-            spans = spans_at(self._spec, self._spec.source, self._shape, places)
+            spans = spans_at(self._stream, self._source, self._shape, places)
             fitting = int(np.searchsorted(spans.first_span, left, side="right")) - 1
             parts.append((numbers[:fitting], spans[:fitting]))
             left -= int(spans.first_span[fitting])
@@ -178,7 +176,7 @@ class _Walk:
         """Yield the next places that samples have, with their numbers, which ascend, and up to
         where this has walked.
         """
-        size = rows_at_once(self._spec, [self._shape])
+        size = rows_at_once(self._stream, [self._shape])
         if self._is_sparse:
             places = self._sorted()
             places = places[np.searchsorted(places, first) :]
@@ -214,27 +212,27 @@ class _Walk:
         return found
 
     def _places_of(self, samples: Numbers) -> Numbers:
-        return self._spec.order.places(samples, self._spec.seed, self._place_count)
+        return self._source.order.places(samples, self._source.seed, self._place_count)
 
     def _samples_of(self, places: Numbers) -> Numbers:
         epochs = np.full_like(places, self._epoch)
-        indices = self._spec.order.indices(places, epochs, self._spec.seed, self._place_count)
+        indices = self._source.order.indices(places, epochs, self._source.seed, self._place_count)
         # At or above 2^63, in the last epoch, this is negative, and no sample.
         found: Numbers = indices + np.int64(self._epoch * self._place_count)
         return found
 
     def _of_files(self, first: int) -> _Page:
         """Walk windows that samples have all: file by file."""
-        places = self._shape.places(self._spec.context_length, has_epochs=True)
+        places = self._shape.places(self._stream.context_length, has_epochs=True)
         begin = int(np.searchsorted(places.ends, first, side="right"))
         files = np.arange(begin, min(places.ends.size, begin + SPANS_MAX))
         files = files[places.ends[files] > places.firsts[files]]
-        spans = Spans.of_windows(self._spec.row_tokens, files, np.zeros_like(files))
+        spans = Spans.of_windows(self._stream.row_tokens, files, np.zeros_like(files))
         files = files[: self._sources.affordable(spans)]
         begins = np.maximum(places.firsts[files], first)
         counts = places.ends[files] - begins
         first_tokens = (begins - places.firsts[files]) * places.stride
-        end_tokens = first_tokens + (counts - 1) * places.stride + self._spec.row_tokens
+        end_tokens = first_tokens + (counts - 1) * places.stride + self._stream.row_tokens
         ranges = _Ranges(files, first_tokens, end_tokens, counts)
         return _Page(int(places.ends[files[-1]]), int(counts.sum()), ranges)
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from tokenfeed.errors import StreamMismatch
-from tokenfeed.stream.identity import Corpus
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.position import SAMPLE_END
+from tokenfeed.stream.stage import Corpus
+from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Expected
 
 from ..dataset import Dataset, corpora_of
@@ -15,23 +16,20 @@ from ..dataset import Dataset, corpora_of
 _IDENTITIES_KEPT = 64
 
 
-def require_stream(spec: StreamSpec, expected: Expected, datasets: Sequence[Dataset]) -> bytes:
-    """Return the identity of a stream, 32 bytes.  datasets: of each source.
+def require_stream(stream: Stream, expected: Expected, datasets: Sequence[Dataset]) -> bytes:
+    """Return the identity of the rows of a stage, 32 bytes.
+
+    stream: of one stage; all its redactions are in force.  datasets: of each source.
 
     Raises: StreamMismatch if it is not the expected one, or if a dataset has another digest;
     InvalidRequest; Unreadable while rows of documents are being made.
     """
-    if expected.identity and expected.identity_version != spec.identity_version:
-        raise StreamMismatch(
-            "identity_version",
-            f"{expected.identity_version} is not that of this request, {spec.identity_version}",
-        )
-    identity = _identity(spec, corpora_of(spec, datasets))
+    identity = _identity(stream, corpora_of(stream, datasets))
     require_expected(
         "expected_identity",
         expected.identity,
         identity,
-        "this stream's identity, {}: corpus, order, seed, context length or mixture differs",
+        "this stream's identity, {}: corpus, order, seed, context length or stages differ",
     )
     for dataset, digest in zip(datasets, expected.digests, strict=False):
         require_expected(
@@ -44,9 +42,10 @@ def require_stream(spec: StreamSpec, expected: Expected, datasets: Sequence[Data
 
 
 @lru_cache(_IDENTITIES_KEPT)
-def _identity(spec: StreamSpec, corpora: tuple[Corpus, ...]) -> bytes:
+def _identity(stream: Stream, corpora: tuple[Corpus, ...]) -> bytes:
     """Return the identity of a stream; its calls have the same one."""
-    return spec.identity(corpora)
+    known = stream.known(dict(zip(stream.numbers, corpora, strict=True)))
+    return known.identity(SAMPLE_END - 1)
 
 
 def require_expected(field: str, expected: bytes, actual: bytes, what: str) -> None:

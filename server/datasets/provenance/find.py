@@ -17,7 +17,6 @@ from tokenfeed.errors import InvalidRequest, NotFound, listed, shortened
 from tokenfeed.sampling.inverse import FoundSamples, SampleRange
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, rows_at_once, rows_key, spans_at
 from tokenfeed.v1 import provenance_pb2 as pb
-from tokenfeed.wire.request import StreamRequest
 
 from ...storage.rows import RowIndex
 from ..redactions.ranges import TokenRanges
@@ -41,23 +40,19 @@ _PIECES_MAX = 1 << 20
 so that no call holds many."""
 
 
-def find(
-    sources: Sources, request: StreamRequest, asked: pb.FindRequest, marks: Marks = unmarked
-) -> pb.FindResponse:
+def find(sources: Sources, asked: pb.FindRequest, marks: Marks = unmarked) -> pb.FindResponse:
     """Return some of the rows that hold what is asked for.
 
-    request: asked.stream, checked, with an end_sample.
+    sources: of the stream that asked has.  asked: its stream and its samples are checked.
     Raises: InvalidRequest, NotFound, CorpusChanged, Unreadable.
     """
     index = _source(sources, asked.source)
-    documents = sources.documents[index]
-    looked_for = _looked_for(documents, sources.shapes[index], asked)
+    documents, shape = sources.documents[index], sources.shapes[index]
+    looked_for = _looked_for(documents, shape, asked)
     files = sorted({found[0] for found in looked_for})
     wanted = TokenRanges.of(found[:3] for found in looked_for if found[1] < found[2])
-    assert request.end_sample is not None
-    first_sample = request.position.first_sample
-    shape = sources.shapes[index]
-    samples = SampleRange.of(sources.spec, index, shape, first_sample, request.end_sample)
+    asked_samples = asked.first_sample, asked.end_sample
+    samples = SampleRange.of(sources.stream, index, shape, *asked_samples)
     search = _Search(sources, index, samples, wanted, marks)
     answer = search.page(asked.first_candidate)
     answer.looked_for.extend(range_message(*found) for found in looked_for)
@@ -71,10 +66,10 @@ Wanted = tuple[int, int, int, Document | None]
 
 def _source(sources: Sources, number: int) -> int:
     """Return the place of a source in the stream.  Raises: InvalidRequest."""
-    if number not in sources.spec.numbers:
+    if number not in sources.stream.numbers:
         problem = f"{number} is not the number of a source of this stream"
         raise InvalidRequest("source", problem)
-    return sources.spec.numbers.index(number)
+    return sources.stream.numbers.index(number)
 
 
 def _looked_for(documents: DatasetDocuments, shape: Shape, asked: pb.FindRequest) -> list[Wanted]:
@@ -193,7 +188,7 @@ class _Search:
             return 0
         if self._has_epochs:
             return len(self._samples.epochs) * self._places.count
-        return self._samples.end_own - self._samples.first_own
+        return max(0, self._samples.end_own - self._samples.first_own)
 
     def page(self, first: int) -> pb.FindResponse:
         """Return rows from a candidate on."""
@@ -212,7 +207,7 @@ class _Search:
         """Examine places, epoch by epoch."""
         count, most = self._places.count, CANDIDATES_AT_ONCE
         if self._samples.source.reads_documents:
-            most = min(most, rows_at_once(self._sources.spec, self._sources.shapes))
+            most = min(most, rows_at_once(self._sources.stream, self._sources.shapes))
         end = min(first + most, self.candidates)
         epoch, number = divmod(first, count)
         numbers = number + np.arange(end - first)
@@ -249,7 +244,7 @@ class _Search:
         earlier than that of the page if there would be too many spans.
         """
         source = self._samples.source
-        spans = spans_at(self._sources.spec, source, self._shape, page.places)
+        spans = spans_at(self._sources.stream, source, self._shape, page.places)
         spans = replace(spans, source=np.full_like(spans.shard, self._index))
         firsts = self._bases[spans.shard] + spans.token_offset
         ends = firsts + spans.token_count
@@ -293,15 +288,16 @@ class _Search:
 
 def _places_of(sources: Sources, index: int, wanted: TokenRanges) -> PlaceRanges:
     """Return the places whose rows may hold tokens."""
-    source, spec = sources.spec.sources[index], sources.spec
+    source, stream = sources.stream.sources[index], sources.stream
     if not len(wanted):
         return PlaceRanges.of(wanted.files, wanted.files)
     if source.reads_documents:
         return _rows_of(sources, index, wanted)
-    places = sources.shapes[index].places(spec.context_length, has_epochs=source.order.HAS_EPOCHS)
+    has_epochs = source.order.HAS_EPOCHS
+    places = sources.shapes[index].places(stream.context_length, has_epochs=has_epochs)
     stride = places.stride
     # The window at place w has the tokens [w * stride, w * stride + T + 1).
-    first = np.maximum(-((spec.context_length - wanted.first_tokens) // stride), 0)
+    first = np.maximum(-((stream.context_length - wanted.first_tokens) // stride), 0)
     end = (wanted.end_tokens - 1) // stride + 1
     begins, counts = places.firsts[wanted.files], (places.ends - places.firsts)[wanted.files]
     return PlaceRanges.of(begins + np.minimum(first, counts), begins + np.minimum(end, counts))
@@ -313,7 +309,7 @@ def _rows_of(sources: Sources, index: int, wanted: TokenRanges) -> PlaceRanges:
     """
     indices = sources.datasets[index].rows
     assert indices is not None
-    key = rows_key(sources.spec, sources.spec.sources[index])
+    key = rows_key(sources.stream, sources.stream.sources[index])
     rows = indices.get(key)
 
     def scan() -> tuple[int, PlaceRanges]:

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import LimitExceeded
-from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.mixture import locate as locate_samples
 from tokenfeed.sampling.plan import PLAN_ROWS, place_count, plan, rows_at_once
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.v1 import provenance_pb2 as pb
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 
 from .documents import Document, FileDocuments
 from .marks import SPAN_BYTES, Marks, messages, unmarked
@@ -35,16 +35,16 @@ _ANSWER_BYTES = 3 << 20
 """Most clients accept 4 MiB."""
 
 
-def locate(sources: Sources, request: StreamRequest, marks: Marks = unmarked) -> pb.LocateResponse:
+def locate(sources: Sources, request: Request, marks: Marks = unmarked) -> pb.LocateResponse:
     """Return where the first rows of a request come from.
 
     request: checked as by GetBatch.
     Raises: LimitExceeded if the first row has too many ranges; CorpusChanged, Unreadable.
     """
     shapes = sources.shapes
-    count = min(request.row_count, ROWS_MAX, rows_at_once(request.spec, shapes))
+    count = min(request.row_count, ROWS_MAX, rows_at_once(request.stream, shapes))
     samples = request.position.samples(request.first_row, count)
-    spans = plan(request.spec, shapes, samples)
+    spans = plan(request.stream, shapes, samples)
     spans = spans[: sources.affordable(spans)]
     near = _near(sources, spans)
     spans = spans[: _rows_within(spans, near, samples)]
@@ -92,17 +92,15 @@ class _RowFacts(NamedTuple):
 
     @classmethod
     def of(cls, sources: Sources, samples: Numbers) -> _RowFacts:
-        spec = sources.spec
-        place, own = np.zeros_like(samples), samples
-        if spec.mixture is not None:
-            place, own = locate_all(spec.mixture, samples)
+        stream = sources.stream
+        place, own = locate_samples(stream.stage, stream.seed, samples)
         places = [
-            place_count(spec, source, shape) if source.order.HAS_EPOCHS else None
-            for source, shape in zip(spec.sources, sources.shapes, strict=True)
+            place_count(stream, source, shape) if source.order.HAS_EPOCHS else None
+            for source, shape in zip(stream.sources, sources.shapes, strict=True)
         ]
         pairs = list(zip(place.tolist(), own.tolist(), strict=True))
         epochs = [None if (n := places[index]) is None else own // n for index, own in pairs]
-        numbers = [spec.numbers[index] for index in place.tolist()]
+        numbers = [stream.numbers[index] for index in place.tolist()]
         return cls(numbers, samples.tolist(), own.tolist(), epochs)
 
     def set(self, row: pb.LocatedRow, index: int) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..dataset import Dataset
@@ -27,12 +27,12 @@ INDEX_FILES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The sources of a stream.
+    """The sources of a stream of one stage.
 
-    datasets, documents: of each source, in the order of spec.sources.
+    datasets, documents: of each source, in the order of stream.sources.
     """
 
-    spec: StreamSpec
+    stream: Stream
     datasets: Sequence[Dataset]
     documents: Sequence[DatasetDocuments]
 
@@ -47,7 +47,7 @@ class Sources:
         """
         return [
             pb.SourceFile(
-                source=self.spec.sources[source].number,
+                source=self.stream.numbers[source],
                 file=file,
                 name=file_name(self.datasets[source].store.shards[file].path),
             )
@@ -58,7 +58,7 @@ class Sources:
         """Return how many rows may be looked up in one call: those before the row of which a span
         needs too many indices of documents to be read; at least one.
 
-        spans: their source is a place in spec.sources.
+        spans: their source is a place in stream.sources.
         """
         if not any(documents.are_known for documents in self.documents):
             return len(spans)

@@ -20,7 +20,7 @@ from tokenfeed.errors import Deleted, StreamMismatch
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.planes import REDACTED
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.row_block import Plane
 
@@ -70,23 +70,27 @@ class Redactor:
         )
 
     def wrap(
-        self, rows: RowStore, datasets: Sequence[RedactedDataset], spec: StreamSpec
+        self,
+        rows: RowStore,
+        datasets: Sequence[RedactedDataset],
+        stream: Stream,
+        planes: Sequence[int] = (),
     ) -> RowStore:
         """Return the rows of a stream as it has them: rows itself if nothing is redacted, erased,
         or requested of plane 53.
 
-        rows: of the sources of spec.  datasets: of each source.  spec: all its redactions are in
-        force.
+        rows: of the sources of the stream.  datasets: of each source.  stream: all its redactions
+        are in force.  planes: that are requested.
         Raises: StreamMismatch if a dataset lacks a list; LimitExceeded.
         """
         hashes: dict[int, list[bytes]] = {}
-        for each in spec.redactions:
+        for each in stream.redactions:
             hashes.setdefault(each.source, []).append(each.list_hash)
         sources = tuple(
             _in_force(dataset, hashes.get(number, ()))
-            for number, dataset in zip(spec.numbers, datasets, strict=True)
+            for number, dataset in zip(stream.numbers, datasets, strict=True)
         )
-        if REDACTED not in spec.planes and not any(
+        if REDACTED not in planes and not any(
             each.list_hash or each.erased_hash for each in sources
         ):
             return rows

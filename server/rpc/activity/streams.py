@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tokenfeed.stream.position import Position
+from tokenfeed.wire.request import SampleList
 
 from .counts import RATE_SECONDS
 
@@ -27,7 +28,7 @@ class Caller(NamedTuple):
 class StreamKey(NamedTuple):
     """What tells streams apart.
 
-    address, client_name: those of Caller.  dataset: "" of a mixture, whose stages may change.
+    address, client_name: those of Caller.  dataset: "" of a stage of a mixture, which may change.
     """
 
     address: str
@@ -61,11 +62,11 @@ class Stream:
     were last added to.  readings: of the last seconds.  has_first: whether a frame
     was made.  has_ended: whether its end was logged.  trainer_sample: as in the hints of its latest
     call.  is_last: whether the client has said, in a call that was answered, that none follows.
-    is_listed: False for that of a tool, which only counts its rows.
+    is_listed: False for that of a tool, or of GetRows, which only counts its rows.
     """
 
     key: StreamKey
-    position: Position
+    position: Position | SampleList
     began_at: float
     moved_at: float
     since: float

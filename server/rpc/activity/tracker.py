@@ -1,4 +1,4 @@
-"""Activity: every call of GetBatch reports here what it does."""
+"""Activity: every call of rows reports here what it does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.stages import MIXTURE
-from tokenfeed.wire.request import NO_HINTS, Hints
+from tokenfeed.stream.stage import MIXTURE
+from tokenfeed.wire.request import NO_HINTS, Hints, SampleList
 
 from ..frame_producer import FrameProducer, MadeFrame
 from .counts import LINE_SECONDS, FrameCounts, Labels, RowCounts, Seconds, Totals
@@ -48,7 +48,7 @@ class Activity:
         began_at: float,
         hints: Hints = NO_HINTS,
     ) -> Iterator[CallActivity]:
-        """Count a GetBatch call for the duration of the with block.
+        """Count a call of rows for the duration of the with block.
 
         producer: makes its frames.  began_at: when its request arrived, by time.monotonic.  hints:
         of its request. The rows of a tool are counted, but it is no stream.
@@ -157,52 +157,47 @@ class Activity:
     ) -> tuple[Stream, FrameCounts, list[RowCounts]]:
         """Return the stream of a call that begins, and what it is counted in."""
         request, names = producer.request, producer.datasets
-        spec, position = request.spec, request.position
-        is_mixture = spec.mixture is not None
-        source = spec.sources[0]
-        labels = Labels("", MIXTURE) if is_mixture else Labels(names[0], source.order.NAME)
+        stream, position = request.stream, request.position
+        order = stream.order_name
+        dataset, seed = ("", 0) if order == MIXTURE else (names[0], stream.source.seed)
+        labels = Labels(dataset, order)
+        rank = position.rank if isinstance(position, Position) else 0
         key = StreamKey(
-            *caller,
-            position.rank,
-            position.world_size,
-            labels.dataset,
-            labels.order,
-            0 if is_mixture else source.seed,
-            spec.context_length,
+            *caller, rank, position.world_size, dataset, order, seed, stream.context_length
         )
         now = time.monotonic()
         with self._lock:
             counts = self._frames.setdefault(labels, FrameCounts())
             rows = [
                 self._rows.setdefault(Labels(name, each.order.NAME), RowCounts())
-                for name, each in zip(names, spec.sources, strict=True)
+                for name, each in zip(names, stream.sources, strict=True)
             ]
             if hints.is_tool:
                 unlisted = Stream(key, position, began_at, began_at, now, is_listed=False)
                 unlisted.calls = unlisted.making = 1
                 return unlisted, counts, rows
-            stream = self._streams.get(key)
-            is_new = stream is None or stream.has_ended
-            if stream is None:
-                stream = Stream(key, position, began_at, began_at, now)
+            found = self._streams.get(key)
+            is_new = found is None or found.has_ended
+            if found is None:
+                found = Stream(key, position, began_at, began_at, now)
                 counts.opened += 1
-            stream.has_ended = stream.is_last = False
-            stream.trainer_sample = hints.trainer_sample
-            stream.pass_time(now)
-            stream.datasets = list(dict.fromkeys(names))
-            if not stream.calls and request.row_count:
-                stream.position, stream.end_row = position, request.first_row
-            counts.open += not stream.calls
-            stream.calls += 1
-            stream.making += 1
-            self._streams[key] = stream
+            found.has_ended = found.is_last = False
+            found.trainer_sample = hints.trainer_sample
+            found.pass_time(now)
+            found.datasets = list(dict.fromkeys(names))
+            if not found.calls and request.row_count:
+                found.position, found.end_row = position, request.first_row
+            counts.open += not found.calls
+            found.calls += 1
+            found.making += 1
+            self._streams[key] = found
             self._streams.move_to_end(key)
             forgotten = self._forget_beyond(STREAMS_KEPT)
         for other in forgotten:
             log_ended(other, "idle")
         if is_new:
-            log_opened(stream, position.sample_of(request.first_row))
-        return stream, counts, rows
+            log_opened(found, position.sample_of(request.first_row))
+        return found, counts, rows
 
     def _forget_beyond(self, most: int) -> list[Stream]:
         """Forget streams without a call, if there are more than this number.  Returns: those of
@@ -224,7 +219,7 @@ class CallActivity:
     def __init__(
         self,
         lock: threading.Lock,
-        position: Position,
+        position: Position | SampleList,
         stream: Stream,
         counts: FrameCounts,
         rows: Sequence[RowCounts],

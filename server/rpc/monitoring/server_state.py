@@ -16,8 +16,8 @@ from ..admission import AdmissionControl
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """datasets: by name.  activity: of their streams.  calls: admits GetBatch; its counts are those
-    of all calls of the service.  warm_up: of the datasets.
+    """datasets: by name.  activity: of their streams.  calls: admits those for rows; its counts are
+    those of all calls of the service.  warm_up: of the datasets.
     """
 
     datasets: Mapping[str, Dataset]

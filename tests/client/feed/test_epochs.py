@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from client.feed.epochs import EpochPlan, Tail
 from tokenfeed.stream.position import Position
+from tokenfeed.stream.stage import Share, Stage
 
+STAGE = Stage(0, 0, 8, (Share(0, 1, 0),))
 WORLDS = st.tuples(
     st.integers(0, 200), st.integers(1, 9), st.integers(1, 5), st.integers(0, 3), st.integers(0, 40)
 )
@@ -18,7 +20,7 @@ def plans(
     windows: int, batch_size: int, world_size: int, epoch: int, tail: Tail
 ) -> list[EpochPlan]:
     return [
-        EpochPlan(windows, Position(0, batch_size, rank, world_size), epoch, tail)
+        EpochPlan(windows, Position(0, batch_size, rank, world_size), epoch, tail, STAGE)
         for rank in range(world_size)
     ]
 
@@ -65,3 +67,21 @@ def test_a_dropped_tail_is_less_than_a_batch_of_all_ranks_and_is_counted(
     assert found == list(range(first, every[0].end_sample - dropped))
     assert 0 <= dropped < batch_size * world_size
     assert all(len(batch) == batch_size for own in batches for batch in own)
+
+
+@given(
+    windows=st.integers(1, 50),
+    base=st.integers(0, 300),
+    first_sample=st.integers(0, 300),
+    epoch=st.integers(0, 9),
+)
+def test_behind_a_change_an_epoch_is_that_of_its_source(
+    windows: int, base: int, first_sample: int, epoch: int
+) -> None:
+    """The stage begins with another of the source's own samples than the stream is at."""
+    stage = Stage(1, first_sample, 8, (Share(0, 1, base),))
+    plan = EpochPlan(windows, Position(0, 1, 0, 1), epoch, "drop", stage)
+
+    own = [base + sample - first_sample for sample in (plan.first_sample, plan.end_sample)]
+
+    assert own == [epoch * windows, (epoch + 1) * windows]

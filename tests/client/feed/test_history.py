@@ -10,20 +10,24 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import client.feed.cursor
 import client.feed.history
 from client.feed.cursor import Cursor
-from client.feed.history import HISTORY_RUNS_MAX, History, as_dicts
-from client.feed.saved.state import read_history, read_state, write_state
-from tokenfeed.stream.parts import StreamParts
+from client.feed.history import HISTORY_RUNS_MAX, History, Run
+from client.feed.state import read_state
+from tests.support.states import state_of
+from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
+from tokenfeed.stream.stage import Corpus
+from tokenfeed.stream.stream import Stream
 
-SPEC = StreamParts("shuffled-1", 2**64 - 1, 2048, "ab" * 32)
-SPECS = [SPEC, StreamParts("shuffled-1", 2**64 - 1, 4096, "ab" * 32)]
+STREAM = Stream.of_dataset("train", orders.find("shuffled-1"), 2**64 - 1, 2048).known(
+    {0: Corpus(bytes([171] * 32))}
+)
 
 
 class Named(NamedTuple):
@@ -32,7 +36,6 @@ class Named(NamedTuple):
     samples: range
     batch_size: int
     world_size: int
-    spec: StreamParts
 
 
 def named(history: History) -> list[Named]:
@@ -44,14 +47,14 @@ def named(history: History) -> list[Named]:
         found += [
             Named(
                 range(first, min(first + stride, run.end_sample)),
-                *(run.batch_size, run.world_size, run.spec),
+                *(run.batch_size, run.world_size),
             )
             for first in range(run.first_sample, run.end_sample, stride)
         ]
     return found
 
 
-def can_merge(before: Any, after: Any) -> bool:
+def can_merge(before: Run, after: Run) -> bool:
     whole = before.batch_size * before.world_size
     return bool(
         before.end_sample == after.first_sample
@@ -66,7 +69,6 @@ class Feeds(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cursor, self.sizes = Cursor(Position(0, 2, 0, 1)), (2, 1)
-        self.spec = SPEC
         self.delivered: list[Named] = []
         self.saved: list[tuple[str, list[Named]]] = []
 
@@ -76,10 +78,9 @@ class Feeds(RuleBasedStateMachine):
         whole = first_sample + batch_size * world_size
         end_sample = whole if end_sample is None else end_sample
         next_sample = end_sample if next_sample is None else next_sample
-        self.cursor.commit(
-            self.cursor.after(first_sample, end_sample, next_sample, self.spec), of_epoch=True
-        )
-        self.delivered.append(Named(range(first_sample, end_sample), *self.sizes, self.spec))
+        after = self.cursor.after(first_sample, end_sample, next_sample)
+        self.cursor.commit(after, of_epoch=True)
+        self.delivered.append(Named(range(first_sample, end_sample), *self.sizes))
 
     @rule(batches=st.integers(1, 5))
     def loop(self, batches: int) -> None:
@@ -96,6 +97,11 @@ class Feeds(RuleBasedStateMachine):
         batch_size, world_size = self.sizes
         self.commit(None, self.cursor.sample + 1 + part % (batch_size * world_size))
 
+    @rule(part=st.integers(0, 100))
+    def loop_over_an_earlier_epoch(self, part: int) -> None:
+        self.cursor.skip_to(part % (self.cursor.sample + 1))
+        self.commit()
+
     @rule(samples=st.integers(0, 9))
     def skip(self, samples: int) -> None:
         self.cursor.seek(self.cursor.sample + samples)
@@ -103,7 +109,7 @@ class Feeds(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         sample, _, history = self.cursor.now
-        state = write_state(sample, self.spec, history)
+        state = state_of(STREAM, sample, history)
         self.saved.append((json.dumps(state), self.delivered.copy()))
 
     @rule(batch_size=st.integers(1, 3), world_size=st.integers(1, 3), data=st.data())
@@ -111,15 +117,11 @@ class Feeds(RuleBasedStateMachine):
         if not self.saved:
             self.save()
         text, delivered = data.draw(st.sampled_from(self.saved))
-        state = json.loads(text)
+        state = read_state(json.loads(text))
         self.sizes = batch_size, world_size
         self.cursor = Cursor(Position(0, batch_size, 0, world_size))
-        self.cursor.seek(read_state(state)[0], read_history(state))
+        self.cursor.seek(state.sample, state.history)
         self.delivered = delivered.copy()
-
-    @rule(index=st.integers(0, 1))
-    def take_another_stream(self, index: int) -> None:
-        self.spec = SPECS[index]
 
     @invariant()
     def names_what_was_delivered(self) -> None:
@@ -133,24 +135,21 @@ Feeds.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestWhateverFeedsDoTheirHistoryNamesEachBatchOnce = Feeds.TestCase
 
 
-def test_runs_are_plain_values() -> None:
-    """A script reads them without a class of ours."""
-    history = History().extended(0, 8, 4, 2, SPEC).extended(8, 13, 4, 2, SPEC)
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), max_size=8),
+    first_sample=st.integers(0, 60),
+)
+def test_the_runs_since_a_sample_are_those_whose_stage_is_kept(
+    runs: list[tuple[int, int]], first_sample: int
+) -> None:
+    """The last is always among them that a later batch may continue."""
+    history = History()
+    for begin, samples in runs:
+        history = history.extended(begin, begin + samples, 1, 1)
 
-    assert as_dicts(history.extended(13, 17, 4, 1, SPEC)) == [
-        {
-            "first_batch": first_batch,
-            "first_sample": first_sample,
-            "end_sample": end_sample,
-            "batch_size": 4,
-            "world_size": world_size,
-            "order": "shuffled-1",
-            "seed": 2**64 - 1,
-            "context_length": 2048,
-            "fingerprint": "ab" * 32,
-        }
-        for first_batch, first_sample, end_sample, world_size in [(0, 0, 13, 2), (2, 13, 17, 1)]
-    ]
+    assert history.end_sample == max((run.end_sample for run in history.runs), default=0)
+    kept = history.since(first_sample)
+    assert kept.runs == tuple(run for run in history.runs if run.first_sample >= first_sample)
 
 
 def test_of_too_many_runs_the_oldest_are_dropped_and_the_rest_keep_their_names(
@@ -161,29 +160,24 @@ def test_of_too_many_runs_the_oldest_are_dropped_and_the_rest_keep_their_names(
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
         for run in range(HISTORY_RUNS_MAX + 500):
             for first_sample in (20 * run, 20 * run + 4):
-                cursor.commit(
-                    cursor.after(first_sample, first_sample + 4, first_sample + 4, SPEC),
-                    of_epoch=True,
-                )
+                after = cursor.after(first_sample, first_sample + 4, first_sample + 4)
+                cursor.commit(after, of_epoch=True)
             cursor.seek(20 * run + 20)
 
     sample, _, history = cursor.now
-    state = write_state(sample, SPEC, history)
+    state = state_of(STREAM, sample, history)
     assert len(state["history"]) == HISTORY_RUNS_MAX
-    assert state["history_from"] == 2 * 500
-    assert state["history"][0] == [2 * 500, 20 * 500, 20 * 500 + 8, 4, 1, 0]
+    assert state["history"][0] == [2 * 500, 20 * 500, 20 * 500 + 8, 4, 1]
     assert len(json.dumps(state)) < 100_000
-    assert read_history(json.loads(json.dumps(state))) == history
+    assert read_state(json.loads(json.dumps(state))).history == history
     assert caplog.text.count("its oldest runs are dropped") == 1
 
 
 def test_a_history_longer_than_this_one_keeps_is_read_and_cut() -> None:
     """A later release may keep more."""
-    runs = [[run, 20 * run, 20 * run + 4, 4, 1, 0] for run in range(HISTORY_RUNS_MAX + 3)]
+    runs = [[run, 20 * run, 20 * run + 4, 4, 1] for run in range(HISTORY_RUNS_MAX + 3)]
 
-    history = read_history(
-        write_state(0, SPEC, History().extended(0, 4, 4, 1, SPEC)) | {"history": runs}
-    )
+    history = read_state(state_of(STREAM) | {"history": runs}).history
 
     assert history.first_batch == 3
     assert len(history.runs) == HISTORY_RUNS_MAX
@@ -197,7 +191,7 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
     seen = set()
     for at in count(1):
         cursor = Cursor(Position(0, 4, 0, 2))
-        cursor.commit(cursor.after(0, 8, 8 + skipped, SPEC), of_epoch=True)
+        cursor.commit(cursor.after(0, 8, 8 + skipped), of_epoch=True)
         before, passed = cursor.current, 0
 
         def trace(frame: FrameType, event: str, _: Any, at: int = at) -> Any:
@@ -212,9 +206,7 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
         debugger = sys.gettrace()
         sys.settrace(trace)
         try:
-            cursor.commit(
-                cursor.after(8 + skipped, 16 + skipped, 16 + skipped, SPEC), of_epoch=True
-            )
+            cursor.commit(cursor.after(8 + skipped, 16 + skipped, 16 + skipped), of_epoch=True)
         except KeyboardInterrupt:
             pass
         finally:
@@ -229,6 +221,6 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
 
 
 def _delivered(cursor: Cursor, skipped: int) -> Any:
-    cursor.commit(cursor.after(0, 8, 8 + skipped, SPEC), of_epoch=True)
-    cursor.commit(cursor.after(8 + skipped, 16 + skipped, 16 + skipped, SPEC), of_epoch=True)
+    cursor.commit(cursor.after(0, 8, 8 + skipped), of_epoch=True)
+    cursor.commit(cursor.after(8 + skipped, 16 + skipped, 16 + skipped), of_epoch=True)
     return cursor.current

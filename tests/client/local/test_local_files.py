@@ -19,6 +19,7 @@ from client.runtime import awaited_task
 from client.runtime.notifier import Notifier
 from client.runtime.threads import Outcome
 from tests.conftest import WriteTokens
+from tests.support.states import fingerprint_of
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidCorpus
 
@@ -253,7 +254,7 @@ def test_files_are_opened_once_for_all_streams_of_a_feed(
 def test_a_required_fingerprint_is_required_of_files(path: Path, write_tokens: WriteTokens) -> None:
     """The file may be last week's."""
     with RemoteBatches(f"file:{path}", 2, T) as feed:
-        fingerprint = feed.state_dict()["fingerprint"]
+        fingerprint = fingerprint_of(feed.state_dict())
     with RemoteBatches(f"file:{path}", 2, T, fingerprint=fingerprint) as feed:
         next(feed)
     other = write_tokens(range(500), "other.bin")

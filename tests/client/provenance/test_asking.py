@@ -7,10 +7,10 @@ from contextlib import closing
 import numpy as np
 
 from client.provenance.asking import covered, open_provenance
+from client.provenance.corpora import Corpora
 from tests.conftest import Serve, WriteTokens
 from tokenfeed.sampling import orders
-from tokenfeed.stream.spec import StreamSpec
-from tokenfeed.wire.request import Expected
+from tokenfeed.stream.stream import Stream
 
 
 def test_scattered_samples_fit_the_requests_that_a_server_accepts(
@@ -18,11 +18,12 @@ def test_scattered_samples_fit_the_requests_that_a_server_accepts(
 ) -> None:
     """A part of a block of a mixture has hundreds of thousands of them."""
     server = serve("--data", write_tokens(np.zeros(400_001)))
-    spec = StreamSpec.of_dataset("train", orders.find("shuffled-1"), 0, 4)
+    stream = Stream.of_dataset("train", orders.find("shuffled-1"), 0, 4)
+    stream = Corpora(server.address).known(stream)
     first = np.arange(60_000, 100_000, 2)
     samples = np.stack([first, first + 1], axis=1)
 
     with closing(open_provenance(server.address)) as provenance:
-        pages = list(covered(provenance, spec, Expected(), samples))
+        pages = list(covered(provenance, stream, samples))
 
     assert sum(page.row_count for page in pages) == first.size

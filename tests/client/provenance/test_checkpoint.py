@@ -24,17 +24,22 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from client import InvalidRequest, RemoteBatches
-from client.feed.history import Run, history_of
-from client.feed.saved.state import write_state
+from client.feed.history import Run
+from client.feed.state import read_state
 from client.provenance.checkpoint import FoundState, chosen, read_states
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support import mixtures
 from tests.support.commands import run_ranks
-from tokenfeed.stream.parts import StreamParts
+from tests.support.states import state_of
+from tokenfeed.sampling import orders
+from tokenfeed.stream.stage import Corpus
+from tokenfeed.stream.stream import Stream
 
 T = 8
-PARTS = StreamParts("shuffled-1", 2**63 + 1, T, "ab" * 32)
-STATE = write_state(91, PARTS, history_of([Run(0, 0, 91, 7, 1, PARTS)]))
+STREAM = Stream.of_dataset("web", orders.latest("shuffled"), 2**63 + 1, T)
+STATE = state_of(
+    STREAM.known({0: Corpus(b"\xab" * 32)}), 91, [Run(0, 0, 91, 7, 1)], {(0, 3): "cd" * 32}
+)
 Save = Callable[[dict[str, Any], Path], None]
 
 
@@ -119,7 +124,7 @@ def test_the_states_of_real_feeds_are_found_in_every_kind_of_checkpoint(
         for name, (save, where) in SAVED.items():
             path = tmp_path / f"{name} {number}"
             save(state, path)
-            assert read_states(path) == [FoundState(where, state)], name
+            assert read_states(path) == [FoundState(where, read_state(state))], name
 
 
 @pytest.mark.slow
@@ -149,23 +154,48 @@ def test_the_state_is_found_in_a_distributed_checkpoint_of_two_processes(
 
     state = json.loads((tmp_path / "state.json").read_text())
     assert len(list((tmp_path / "saved").glob("*.distcp"))) == 2
-    assert read_states(tmp_path / "saved") == [FoundState("feed", state)]
-    assert state["history"] == [[0, 0, 40, 5, 2, 0]]
+    assert read_states(tmp_path / "saved") == [FoundState("feed", read_state(state))]
+    assert state["history"] == [[0, 0, 40, 5, 2]]
 
 
-def test_states_of_every_version_are_found(tmp_path: Path) -> None:
-    """A checkpoint may be older than this release."""
-    first = {key: STATE[key] for key in ("sample", "order", "seed", "context_length")}
-    first |= {"version": 1, "fingerprint": "ab" * 32}
-    path = tmp_path / "states.json"
-    path.write_text(json.dumps({"a": first, "b": {"train": [STATE], "no": {"version": 2}}}))
+def test_all_states_of_a_checkpoint_are_found(tmp_path: Path) -> None:
+    """A trainer has a feed for validation too."""
+    other, path = STATE | {"sample": 92}, tmp_path / "states.json"
+    path.write_text(json.dumps({"a": other, "b": {"train": [STATE], "no": {"version": 6}}}))
 
-    assert read_states(path) == [FoundState("a", first), FoundState("b.train.0", STATE)]
-    assert chosen(read_states(path), "b.train.0").state == STATE
+    found = read_states(path)
+
+    assert found == [
+        FoundState("a", read_state(other)),
+        FoundState("b.train.0", read_state(STATE)),
+    ]
+    assert chosen(found, "b.train.0").state == read_state(STATE)
     with pytest.raises(InvalidRequest, match=r"^feed: is missing; .* has 2: a, b\.train\.0$"):
-        chosen(read_states(path), None)
+        chosen(found, None)
     with pytest.raises(InvalidRequest, match=r"^feed: 'c' is no state of this .* a, b\.train\.0$"):
-        chosen(read_states(path), "c")
+        chosen(found, "c")
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_a_state_of_another_version_is_refused_in_one_sentence(tmp_path: Path, kind: str) -> None:
+    """Whether it is older or newer, and wherever it is: it is not said that there is none."""
+    save, where = SAVED[kind]
+    before = dict.fromkeys(("order", "seed", "context_length", "fingerprint", "specs"), "x")
+    for version, values in (
+        (5, {"sample": 0, **before}),
+        (1, {"sample": 0, **before}),
+        (7, {**STATE, "later": 3}),
+    ):
+        path = tmp_path / f"{version}"
+        save(values | {"version": version}, path)
+
+        with pytest.raises(InvalidRequest) as found:
+            read_states(path)
+
+        assert str(found.value) == (
+            f"state: has version {version}, but this client reads 6; pass what state_dict() of "
+            f"this release returned, which may be a part of your checkpoint ({path}: {where})"
+        )
 
 
 def test_the_only_state_needs_no_name(tmp_path: Path) -> None:
@@ -173,16 +203,16 @@ def test_the_only_state_needs_no_name(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_text(json.dumps(STATE), "utf-8-sig")
 
-    assert chosen(read_states(path), None) == FoundState("", STATE)
-    assert chosen(read_states(path), "") == FoundState("", STATE)
+    assert chosen(read_states(path), None) == FoundState("", read_state(STATE))
+    assert chosen(read_states(path), "") == FoundState("", read_state(STATE))
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"version": 99}, "a later release wrote it, so upgrade tokenfeed"),
-        ({"history": [[0, 5, 5, 7, 1, 0]]}, "state.history[0].end_sample: 5 is not above"),
-        ({"seed": -1}, "state.seed: -1 is not in"),
+        ({"history": [[0, 5, 5, 7, 1]]}, "state.history[0].end_sample: 5 is not above"),
+        ({"sample": -1}, "state.sample: -1 is not in"),
+        ({"stream": [1, *STATE["stream"][1:]]}, "state.stream.hash: "),
     ],
 )
 def test_a_damaged_state_is_an_error_that_says_where_it_is(
@@ -338,13 +368,13 @@ def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path: Path) -> None:
         "empty": "is empty",
         "text": "is not JSON: Expecting value: line 1 column 1 (char 0)",
         "bytes": "is neither JSON nor a file of torch.save or safetensors, or it is truncated",
-        "other.json": "has no state of a feed: no dict with version, sample, order, seed, "
-        "context_length, fingerprint",
+        "other.json": "has no state of a feed: no dict with version, sample, stream, "
+        "history, planes",
         "deep.json": "is nested too deeply for JSON",
         "folder": "is no checkpoint: it has no .metadata of torch.distributed.checkpoint, and no "
         ".json, .pt, .pth, .bin, .pkl, .ckpt, .safetensors",
-        "logs": "has no state of a feed in trainer.json: no dict with version, sample, order, "
-        "seed, context_length, fingerprint",
+        "logs": "has no state of a feed in trainer.json: no dict with version, sample, "
+        "stream, history, planes",
         "fifo": "is neither a file nor a folder",
         "missing": "cannot be read: No such file or directory",
         "a\0b": "cannot be read: its name is not valid",
@@ -385,7 +415,7 @@ def test_control_characters_of_names_are_never_printed(tmp_path: Path) -> None:
     states = read_states(path)
 
     assert [state.where for state in states] == ["\\x1b[31mfeed\\n", "\\u202e"]
-    assert chosen(states, "\\x1b[31mfeed\\n").state == STATE
+    assert chosen(states, "\\x1b[31mfeed\\n").state == read_state(STATE)
     with pytest.raises(InvalidRequest) as found:
         read_states(tmp_path / "\x1b[2J")
     assert str(found.value).isprintable()
@@ -404,7 +434,7 @@ def test_values_that_contain_themselves_or_are_deep_do_not_end_badly(tmp_path: P
     wide = tmp_path / "wide.json"
     wide.write_text(json.dumps([[]] * 1_000_001))
 
-    assert read_states(tmp_path / "cycle.pt") == [FoundState("feed", STATE)]
+    assert read_states(tmp_path / "cycle.pt") == [FoundState("feed", read_state(STATE))]
     assert {state.where.count("0") for state in read_states(tmp_path / "deep.pt")} == {0, 61}
     with pytest.raises(InvalidRequest, match="has more than 1000 states of feeds"):
         read_states(tmp_path / "many.pt")
@@ -423,8 +453,8 @@ def test_a_large_checkpoint_is_not_read_whole(tmp_path: Path) -> None:
         os.truncate(tmp_path / name, 3 << 30)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    assert read_states(tmp_path / "model.safetensors") == [FoundState("feed", STATE)]
-    assert read_states(tmp_path / "m.pt") == [FoundState("f", STATE)]
+    assert read_states(tmp_path / "model.safetensors") == [FoundState("feed", read_state(STATE))]
+    assert read_states(tmp_path / "m.pt") == [FoundState("f", read_state(STATE))]
     with pytest.raises(InvalidRequest, match="too large for JSON: 3221225472 bytes"):
         read_states(tmp_path / "huge.json")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from client import NumpyBatches
-from client.feed.saved.state import read_history, read_state
 from client.provenance.checkpoint import chosen, read_states
 from client.provenance.consumed import consumed
-from client.provenance.runs import places_of, rows_of_step, streams_of
+from client.provenance.runs import places_of, ranges_of, rows_of_step
 from tests.conftest import Serve, WriteTokens
 from tests.support import mixtures
+from tokenfeed.sampling.own_samples import merged
 
 
 def feeds_of(address: str, batch_size: int, world_size: int) -> list[NumpyBatches]:
@@ -57,30 +57,32 @@ def test_each_row_of_a_run_is_found_by_step_rank_and_row_and_back(
         feed.close()
     feeds = feeds_of(server.address, 5, 3)
     for feed in feeds:
-        feed.load_state_dict(chosen(read_states(path), None).state)
+        feed.load_state_dict(json.loads(path.read_text())["feed"])
     train(feeds, 24)
     stats = feeds[0].stats()
     path.write_text(json.dumps({"feed": feeds[2].state_dict()}))
     for feed in feeds:
         feed.close()
 
-    state = chosen(read_states(path), "feed").state
-    _, parts = read_state(state)
-    history = read_history(state)
-    asked = [(stage.first_sample, list(stage.weights)) for stage in parts.stages]
+    _, stream, history, _ = chosen(read_states(path), "feed").state
+    asked = [
+        (stage.first_sample, [stage.weights.get(number, 0) for number in stream.numbers])
+        for stage in stream.stages
+    ]
     assert [run.world_size for run in history.runs] == [2, 2, 3]
     for (step, rank), rows in received.items():
         found = rows_of_step(history, step, rank)
         assert not found.is_padding.any()
         assert np.array_equal(rows, mixtures.offline(paths, found.sample.tolist(), asked))
-        places = places_of(history, parts, found.sample)
+        places = places_of(history, found.sample)
         assert set(places.step.tolist()) == {step}
         assert places.row.tolist() == list(range(len(rows)))
     # A manifest has the totals of `stats`.
-    own = consumed(history)
-    counts = {use.source.dataset: sum(int(np.diff(one).sum()) for one in own[use]) for use in own}
+    own = consumed(stream, history)
+    counts = {
+        stream.sources[use.source].dataset: sum(int(np.diff(one).sum()) for one in own[use])
+        for use in own
+    }
     assert counts == {name: each.samples for name, each in stats.sources.items()}
     assert sum(counts.values()) == sum(map(len, received.values()))
-    assert [each.tolist() for each in streams_of(history).values()] == [
-        [[0, 72], [88, 88 + 8 * 8 + 24 * 15]]
-    ]
+    assert merged([ranges_of(history)]).tolist() == [[0, 72], [88, 88 + 8 * 8 + 24 * 15]]

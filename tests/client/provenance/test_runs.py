@@ -11,55 +11,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.feed.history import History, Run, history_of
-from client.feed.mixture.counts import source_stats
+from client.feed.stats import source_stats
 from client.provenance.consumed import consumed
-from client.provenance.runs import (
-    assumed,
-    future,
-    places_of,
-    rows_of_step,
-    segments,
-    spec_of,
-    streams_of,
-)
+from client.provenance.runs import assumed, future, places_of, ranges_of, rows_of_step, segments
+from tests.support.stages import AskedStage, stages_of
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
-from tokenfeed.stream.identity import Corpus
-from tokenfeed.stream.parts import StreamParts
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.redactions import Redaction
-from tokenfeed.stream.spec import Mixture, Source, StreamSpec
-from tokenfeed.stream.stages import AskedStage, scheduled
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.stream.stage import Corpus, Redaction, Share, Source, Stage
+from tokenfeed.stream.stream import Stream
+from tokenfeed.wire.request import Request
 
-ALONE = StreamParts("shuffled-1", 5, 8, "ab" * 32)
 LIST, OTHER_LIST = bytes(31) + b"\1", bytes(31) + b"\2"
+ASKED = AskedStage(0, (3, 2, 0)), AskedStage(11, (1, 0, 4)), AskedStage(40, (0, 5, 2))
 
 
-def mixture_spec(*asked: AskedStage, redactions: tuple[Redaction, ...] = ()) -> StreamSpec:
-    names = ("shuffled", "random", "sequential")
+def mixture(*asked: AskedStage, redactions: tuple[Redaction, ...] = ()) -> Stream:
+    """A known stream of three sources."""
     sources = tuple(
-        Source(f"d{number}", orders.latest(name), 3 * orders.latest(name).USES_SEED, number)
-        for number, name in enumerate(names)
+        Source(f"d{number}", orders.latest(name), 3, number, corpus=Corpus(bytes([number]) * 32))
+        for number, name in enumerate(("shuffled", "random", "sequential"))
     )
-    stages = scheduled(asked, len(sources))
-    return StreamSpec(8, sources, Mixture(9, stages), redactions=redactions)
+    return Stream(9, sources, stages_of(asked, 8), redactions).known({})
 
 
-def parts_of(spec: StreamSpec) -> StreamParts:
-    return spec.parts([Corpus(bytes([number]) * 32) for number in range(len(spec.sources))])
+def alone(redactions: tuple[Redaction, ...] = ()) -> Stream:
+    """A known stream of one dataset."""
+    order = orders.latest("shuffled")
+    stream = Stream.of_dataset("web", order, 5, 8, redactions=redactions)
+    return stream.known({0: Corpus(b"\xab" * 32)})
 
 
-SPEC = mixture_spec(AskedStage(0, (3, 2, 0)), AskedStage(11, (1, 0, 4)), AskedStage(40, (0, 5, 2)))
-MIXED = parts_of(SPEC)
-OTHER = parts_of(mixture_spec(AskedStage(0, (3, 2, 0)), AskedStage(40, (1, 1, 1))))
+MIXED = mixture(*ASKED)
+CHANGED = Stream(
+    5,
+    (alone().source, Source("other", orders.latest("random"), 1, 1, corpus=Corpus(bytes(32)))),
+    (
+        *alone().stages,
+        Stage(1, 23, 16, (Share(0, 1, 9),)),
+        Stage(2, 40, 16, (Share(1, 1, 3),)),
+    ),
+).known({})
+"""A stream of one dataset, then with longer rows, then of another dataset."""
+STREAMS = [alone(), MIXED, CHANGED]
 
 
 class Row(NamedTuple):
     """A row that was delivered."""
 
-    spec: StreamParts
     sample: int
     step: int
     rank: int
@@ -79,7 +79,6 @@ def histories(draw: st.DrawFn) -> History:
             first_sample + draw(st.integers(1, 40)),
             draw(st.integers(1, 4)),
             draw(st.integers(1, 3)),
-            draw(st.sampled_from([ALONE, MIXED, OTHER])),
         )
         runs.append(run)
         end_batch = run.end_batch
@@ -89,7 +88,7 @@ def histories(draw: st.DrawFn) -> History:
 def rows_of(history: History) -> list[Row]:
     """Every row of a history, one by one."""
     return [
-        Row(run.spec, sample, run.first_batch + batch, rank, row)
+        Row(sample, run.first_batch + batch, rank, row)
         for run in history.runs
         for batch in range(run.end_batch - run.first_batch)
         for rank in range(run.world_size)
@@ -109,7 +108,7 @@ def test_the_rows_of_every_step_are_those_that_were_delivered(history: History) 
         assert rows.sample.size == rows.run.batch_size * rows.run.world_size
         real = ~rows.is_padding
         found += [
-            Row(rows.run.spec, sample, step, rank, row)
+            Row(sample, step, rank, row)
             for sample, rank, row in zip(
                 *(each[real].tolist() for each in (rows.sample, rows.rank, rows.row)), strict=True
             )
@@ -125,62 +124,63 @@ def test_the_places_of_samples_are_all_that_were_delivered(
     history: History, samples: list[int]
 ) -> None:
     """A rewound run has read a sample twice, and `find` names both."""
-    for parts in (ALONE, MIXED, OTHER):
-        expected = sorted(
-            (index, row.step, row.rank, row.row)
-            for index, sample in enumerate(samples)
-            for row in rows_of(history)
-            if (row.spec, row.sample) == (parts, sample)
-        )
+    expected = sorted(
+        (index, row.step, row.rank, row.row)
+        for index, sample in enumerate(samples)
+        for row in rows_of(history)
+        if row.sample == sample
+    )
 
-        places = places_of(history, parts, np.array(samples, dtype=np.int64))
+    places = places_of(history, np.array(samples, dtype=np.int64))
 
-        columns = (places.index, places.step, places.rank, places.row)
-        assert list(zip(*(each.tolist() for each in columns), strict=True)) == expected
-
-
-@given(histories())
-def test_a_stream_has_the_samples_of_its_runs(history: History) -> None:
-    """These are what a server is asked about."""
-    found = {
-        (parts, sample)
-        for parts, ranges in streams_of(history).items()
-        for first, end in ranges.tolist()
-        for sample in range(first, end)
-    }
-
-    assert found == {(row.spec, row.sample) for row in rows_of(history)}
+    columns = (places.index, places.step, places.rank, places.row)
+    assert list(zip(*(each.tolist() for each in columns), strict=True)) == expected
 
 
 @given(histories())
-def test_what_was_consumed_is_what_every_row_had_and_what_stats_count(history: History) -> None:
-    """A manifest has each own sample as often as it was trained on."""
-    expected: Counter[tuple[str, int]] = Counter()
+def test_the_ranges_of_a_history_have_the_samples_of_its_runs(history: History) -> None:
+    """These are what a manifest is made of."""
+    ranges = ranges_of(history).tolist()
+
+    found = [sample for first, end in ranges for sample in range(first, end)]
+
+    assert sorted(found) == sorted(row.sample for row in rows_of(history))
+
+
+@given(histories(), st.sampled_from(STREAMS))
+def test_what_was_consumed_is_what_every_row_had(history: History, stream: Stream) -> None:
+    """A manifest has each own sample as often as it was trained on, in rows of its length."""
+    expected: Counter[tuple[int, int, int]] = Counter()
     for row in rows_of(history):
-        if row.spec is ALONE:
-            expected["alone", row.sample] += 1
-            continue
-        mixture = spec_of(row.spec).mixture
-        assert mixture is not None
-        source, own = locate_all(mixture, np.array([row.sample]))
-        expected[row.spec.sources[int(source[0])].dataset, int(own[0])] += 1
+        (source,), (own,) = locate_all(stream, np.array([row.sample]))
+        length = stream.stages[stream.place_of(row.sample)].context_length
+        expected[int(source), length, int(own)] += 1
 
-    found: Counter[tuple[str, int]] = Counter()
-    for use, parts in consumed(history, "alone").items():
+    found: Counter[tuple[int, int, int]] = Counter()
+    for use, parts in consumed(stream, history).items():
         for first, end in np.concatenate(parts).tolist():
-            found.update((use.source.dataset, sample) for sample in range(first, end))
+            found.update((use.source, use.context_length, own) for own in range(first, end))
 
     assert found == expected
-    totals = Counter(dataset for dataset, _ in found.elements())
-    del totals["alone"]
-    assert totals == {
-        name: stats.samples for name, stats in source_stats(history, {}).items() if stats.samples
+
+
+@given(histories())
+def test_what_was_consumed_of_a_mixture_is_what_stats_count(history: History) -> None:
+    """An auditor compares both."""
+    found: Counter[str] = Counter()
+    for use, parts in consumed(MIXED, history).items():
+        found[f"d{use.source}"] += int(np.diff(np.concatenate(parts)).sum())
+
+    assert found == {
+        name: stats.samples
+        for name, stats in source_stats(MIXED, history, {}).items()
+        if stats.samples
     }
 
 
 def test_a_step_that_the_history_does_not_have_is_an_error_that_says_which_it_has() -> None:
     """A run has other steps than its trainer counts, for example after a rewind."""
-    history = history_of([Run(7, 0, 40, 4, 2, ALONE), Run(12, 40, 100, 4, 3, ALONE)])
+    history = history_of([Run(7, 0, 40, 4, 2), Run(12, 40, 100, 4, 3)])
 
     with pytest.raises(InvalidRequest, match=r"^step: 17 is not in the history, .* steps 7 to 16$"):
         rows_of_step(history, 17)
@@ -194,7 +194,7 @@ def test_a_step_that_the_history_does_not_have_is_an_error_that_says_which_it_ha
         rows_of_step(history, 7, row=4)
     with pytest.raises(InvalidRequest, match=r"^step: 0 is unknown: the history has no step yet$"):
         rows_of_step(History(), 0)
-    huge = history_of([Run(0, 0, 2**60, 2**20, 2**32, ALONE)])
+    huge = history_of([Run(0, 0, 2**60, 2**20, 2**32)])
     with pytest.raises(
         InvalidRequest, match=r"^rank: is missing; step 0 has 4503599627370496 rows"
     ):
@@ -204,27 +204,27 @@ def test_a_step_that_the_history_does_not_have_is_an_error_that_says_which_it_ha
 
 def test_what_is_to_come_goes_on_as_the_last_step() -> None:
     """`find` says when a document will be read, and a run may be given other ranks."""
-    history = history_of([Run(0, 0, 40, 4, 2, ALONE)])
-    ahead = future(history, ALONE, 48)
+    history = history_of([Run(0, 0, 40, 4, 2)])
+    ahead = future(history, 48)
     samples = np.array([47, 48, 48 + 8 * 10 + 5, 2**63 - 1])
 
-    places = places_of(ahead, ALONE, samples)
+    places = places_of(ahead, samples)
 
     assert places.index.tolist() == [1, 2, 3]
     assert places.step.tolist() == [5, 15, 5 + (2**63 - 49) // 8]
     assert (places.rank.tolist(), places.row.tolist()) == ([0, 1, 1], [0, 1, 3])
     assert rows_of_step(ahead, 15, 1, 1).sample.tolist() == [48 + 8 * 10 + 5]
-    wider = future(history, ALONE, 48, batch_size=3, world_size=5)
+    wider = future(history, 48, batch_size=3, world_size=5)
     assert rows_of_step(wider, 6, 4, 2).sample.tolist() == [48 + 15 + 14]
     with pytest.raises(InvalidRequest, match=r"^batch_size: is missing"):
-        future(History(), ALONE, 0)
+        future(History(), 0)
     with pytest.raises(SamplesExhausted):
-        future(history, ALONE, 2**63)
+        future(history, 2**63)
 
 
 def test_the_last_batch_before_sample_2_63_ends_there() -> None:
     """Samples behind it do not exist, and no number wraps around."""
-    rows = rows_of_step(assumed(ALONE, 4, 2, 2**63 - 3).history, 0)
+    rows = rows_of_step(assumed(4, 2, 2**63 - 3).history, 0)
 
     assert rows.is_padding.tolist() == [False] * 3 + [True] * 5
     assert rows.sample[:3].tolist() == [2**63 - 3, 2**63 - 2, 2**63 - 1]
@@ -232,7 +232,7 @@ def test_the_last_batch_before_sample_2_63_ends_there() -> None:
 
 def test_without_a_state_it_is_said_what_was_assumed() -> None:
     """A step alone does not tell its samples."""
-    history, words = assumed(ALONE, 32, 8)
+    history, words = assumed(32, 8)
 
     assert rows_of_step(history, 9000, 3, 1).sample.tolist() == [9000 * 256 + 3 * 32 + 1]
     assert words == (
@@ -240,73 +240,57 @@ def test_without_a_state_it_is_said_what_was_assumed() -> None:
         "other batch size, no other ranks"
     )
     with pytest.raises(InvalidRequest, match=r"^batch_size: 0 is not in"):
-        assumed(ALONE, 0, 1)
+        assumed(0, 1)
 
 
 def test_segments_are_the_requests_that_a_client_would_make() -> None:
     """So a server accepts them, and compares the same identity."""
     redactions = (Redaction(5, 1, LIST), Redaction(30, 2, OTHER_LIST), Redaction(31, 2, LIST))
-    spec = mixture_spec(
-        *(AskedStage(0, (3, 2, 0)), AskedStage(11, (1, 0, 4)), AskedStage(40, (0, 5, 2))),
-        redactions=redactions,
-    )
-    corpora = [Corpus(bytes([number]) * 32) for number in range(3)]
-    chain = spec.chain(corpora)
+    stream = mixture(*ASKED, redactions=redactions)
     expected, row = [], 2
-    request = StreamRequest(spec, Position(0, 1), end_sample=90)
+    request = Request(stream, Position(0, 1), end_sample=90)
     while row < 90:
-        part = request.part(row, 90, lambda place: spec.of_stage(place, chain[place]))
-        end = row + part.row_count
-        assert part.spec.mixture is not None
-        identity = chain[part.spec.mixture.stages[0].index + 1]
-        expected.append((row, end, part.spec, part.spec.redacted(identity)))
-        row = end
+        part = request.part(row, 90)
+        expected.append((part.stream, row, row + part.row_count, stream.identity(row)))
+        row += part.row_count
 
-    found = segments(parts_of(spec), 2, 90)
+    found = segments(stream, 2, 90)
 
-    assert [
-        (one.first_sample, one.end_sample, one.spec, one.expected.identity) for one in found
-    ] == expected
-    assert [one.expected.identity_version for one in found] == [
-        3 if one.spec.redactions else 2 for one in found
-    ]
-    assert spec_of(parts_of(spec)) == spec
+    assert [(*one, one.stream.identity(one.first_sample)) for one in found] == expected
+    assert len({identity for *_, identity in expected}) == len(expected) == 6
 
 
 def test_segments_of_one_dataset_end_where_a_redaction_begins() -> None:
-    """Its name is not in a state, and is given."""
-    spec = StreamSpec.of_dataset(
-        "web", orders.latest("shuffled"), 5, 8, redactions=(Redaction(10, 0, LIST),)
-    )
-    corpus = Corpus(b"\xab" * 32)
+    """Its rows have another identity from there on."""
+    stream = alone((Redaction(10, 0, LIST),))
 
-    before, after = segments(spec.parts([corpus]), 4, 20, "web")
+    before, after = segments(stream, 4, 20)
 
-    assert (before.first_sample, before.end_sample, before.spec.redactions) == (4, 10, ())
-    assert (after.first_sample, after.end_sample, after.spec) == (10, 20, spec)
-    assert after.expected.identity == spec.identity([corpus])
-    assert segments(ALONE, 4, 4) == []
+    assert (*before[1:], before.stream.redactions) == (4, 10, ())
+    assert (*after[1:], after.stream.redactions) == (10, 20, stream.redactions)
+    assert after.stream.identity(10) == stream.identity(10) != stream.identity(9)
+    assert segments(alone(), 4, 4) == []
+
+
+def test_a_sample_whose_stage_was_dropped_is_an_error_that_says_so() -> None:
+    """A state keeps the last 1,000 stages; the row would be another one."""
+    stream = MIXED.with_stages(MIXED.stages[1:])
+    begin = stream.stages[0].first_sample
+
+    assert segments(stream, begin, begin + 1)[0].stream == MIXED.at(begin)[0]
+    with pytest.raises(InvalidRequest, match=rf"^sample: {begin - 1} .* begins with {begin}$"):
+        segments(stream, begin - 1, begin + 1)
 
 
 def test_a_redaction_is_told_from_its_sample_on() -> None:
     """A manifest has to say which of a document's samples were redacted."""
-    spec = mixture_spec(AskedStage(0, (3, 2, 0)), redactions=(Redaction(23, 1, LIST),))
-    history = history_of([Run(0, 0, 50, 5, 2, parts_of(spec))])
+    stream = mixture(AskedStage(0, (3, 2, 0)), redactions=(Redaction(23, 1, LIST),))
+    history = history_of([Run(0, 0, 50, 5, 2)])
 
     found = {
-        (use.source.dataset, use.redactions): sum(int(np.diff(each).sum()) for each in parts)
-        for use, parts in consumed(history).items()
+        (use.source, use.redactions): sum(int(np.diff(each).sum()) for each in parts)
+        for use, parts in consumed(stream, history).items()
     }
 
-    mixture = spec.mixture
-    assert mixture is not None
-    before = int(np.sum(locate_all(mixture, np.arange(23))[0] == 1))
-    assert found == {("d0", ()): 30, ("d1", ()): before, ("d1", (LIST.hex(),)): 20 - before}
-
-
-def test_an_order_of_a_later_release_is_an_error_that_says_so() -> None:
-    """Its samples cannot be computed."""
-    later = StreamParts("shuffled-9", 5, 8, "ab" * 32)
-
-    with pytest.raises(InvalidRequest, match="'shuffled-9' is unknown to this release; upgrade"):
-        segments(later, 0, 1)
+    before = int(np.sum(locate_all(stream, np.arange(23))[0] == 1))
+    assert found == {(0, ()): 30, (1, ()): before, (1, (LIST,)): 20 - before}

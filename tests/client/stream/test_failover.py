@@ -27,9 +27,9 @@ from tokenfeed.errors import (
 )
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 
 
 @pytest.fixture(autouse=True)
@@ -439,12 +439,12 @@ def test_any_replica_that_gets_on_is_enough(start_scripted: StartScripted) -> No
         return pb.OrderRows(order="packed-1", rows=7, pieces_hash=bytes(32))
 
     servers[0].document_rows, servers[1].document_rows = rows, growing_rows
-    spec = StreamSpec.of_dataset("train", orders.find("packed-1"), 7, 4)
+    stream = Stream.of_dataset("train", orders.find("packed-1"), 7, 4)
     timeouts = Timeouts(read_seconds=3.0, reconnect_seconds=1.5)
     with closing(
         DatasetClient(
             [server.address for server in servers],
-            StreamRequest(spec, Position(0, 3)),
+            Request(stream, Position(0, 3)),
             timeouts=timeouts,
         )
     ) as remote:

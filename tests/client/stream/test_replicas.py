@@ -28,6 +28,7 @@ from tests.client.conftest import (
     wanted,
 )
 from tests.support.ports import free_port
+from tests.support.states import fingerprint_of
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest, StreamMismatch, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -213,8 +214,8 @@ def test_a_digest_that_becomes_known_later_is_compared_from_then_on(
         known.set()
         assert samples(feed) == list(range(B, 20 * B))
 
-    assert not first.requests[0].expected_digest
-    assert first.requests[-1].expected_digest == first.digest
+    assert not first.requests[0].stream.sources[0].expected_digest
+    assert first.requests[-1].stream.sources[0].expected_digest == first.digest
 
 
 def test_the_first_digest_that_is_known_is_that_of_all_servers(
@@ -230,7 +231,9 @@ def test_the_first_digest_that_is_known_is_that_of_all_servers(
         assert len(list(feed)) == 20
 
     assert other.requests == []
-    assert {request.expected_digest for request in one.requests} == {bytes([1] * 32)}
+    assert {request.stream.sources[0].expected_digest for request in one.requests} == {
+        bytes([1] * 32)
+    }
 
 
 @pytest.mark.parametrize("given", [None, FINGERPRINT], ids=["none given", "given"])
@@ -284,7 +287,7 @@ def test_a_fingerprint_selects_the_corpus_whichever_server_answers_first(
             both, fingerprint=FINGERPRINT.hex().upper(), rank=rank, world_size=2
         ) as feed:
             next(feed)
-            assert feed.state_dict()["fingerprint"] == FINGERPRINT.hex()
+            assert fingerprint_of(feed.state_dict()) == FINGERPRINT.hex()
 
     assert other.requests == []
     assert (

@@ -135,7 +135,7 @@ def too_short(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Ite
 def of_another_seed(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
     other = pb.GetBatchRequest()
     other.CopyFrom(request)
-    other.seed += 1
+    other.stream.sources[0].seed += 1
     yield from honest(other, context)
 
 
@@ -363,7 +363,9 @@ def test_another_identity_after_a_reconnect_is_refused_and_never_adopted(
 
     assert len({request.expected_identity for request in scripted.requests}) == 1
     assert len(scripted.requests[0].expected_identity) == 32
-    assert {request.expected_digest for request in scripted.requests} == {scripted.digest}
+    assert {request.stream.sources[0].expected_digest for request in scripted.requests} == {
+        scripted.digest
+    }
 
 
 def test_the_tokens_are_checked_against_the_described_fingerprint_and_not_the_frames(

@@ -49,7 +49,7 @@ def stall(frames: int) -> Script:
 def other_identity(request: pb.GetBatchRequest, _: grpc.ServicerContext) -> Iterator[bytes]:
     other = pb.GetBatchRequest()
     other.CopyFrom(request)
-    other.seed += 1
+    other.stream.sources[0].seed += 1
     yield from messages_of(other)
 
 

@@ -12,19 +12,20 @@ import grpc
 import pytest
 
 from client import RemoteBatches
-from client.stream.usable import compared, require_usable
+from client.stream.usable import require_usable
 from client.stream.wanted_planes import WantedPlanes
 from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, wanted
 from tokenfeed.errors import (
     ContractMismatch,
     InvalidRequest,
     LimitExceeded,
+    ListMissing,
     StreamMismatch,
     Unreachable,
 )
-from tokenfeed.stream.redactions import Redaction
+from tokenfeed.stream.stage import Redaction
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest
+from tokenfeed.wire.request import CONTRACT_REVISION, Request
 
 B, T = 3, 4
 MASKS = WantedPlanes()
@@ -35,8 +36,7 @@ LANDED = bytes.fromhex("28 01")
 def answer(**fields: object) -> pb.DescribeResponse:
     """What a server says that is usable, but for the fields given."""
     dataset = pb.Dataset(name="train", token_bytes=2, fingerprint=FINGERPRINT)
-    versions = {"contract_revisions": [CONTRACT_REVISION], "identity_versions": [1]}
-    usable = {"datasets": [dataset], **versions, **fields}
+    usable = {"datasets": [dataset], "contract_revisions": [CONTRACT_REVISION], **fields}
     return pb.DescribeResponse(**usable)
 
 
@@ -47,9 +47,10 @@ def feed_from(*addresses: str) -> RemoteBatches:
 @pytest.mark.parametrize(
     ("revisions", "problem"),
     [
-        ([], "older than revision 2, but this client speaks revision 2; upgrade the server"),
-        ([1], "revision 1, but this client speaks revision 2; upgrade the server"),
-        ([3, 4], "revision 3, 4, but this client speaks revision 2; upgrade the client"),
+        ([], "older than revision 2, but this client speaks revision 3; upgrade the server"),
+        ([1], "revision 1, but this client speaks revision 3; upgrade the server"),
+        ([1, 2], "revision 1, 2, but this client speaks revision 3; upgrade the server"),
+        ([4, 5], "revision 4, 5, but this client speaks revision 3; upgrade the client"),
     ],
 )
 def test_a_server_of_another_contract_is_named_with_who_has_to_be_upgraded(
@@ -186,71 +187,24 @@ def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
         require_usable("a:1", described, wanted(T, B), "", given, MASKS)
 
 
-def test_what_ranks_compare_changes_with_a_plane_and_is_the_fingerprint_without_one() -> None:
-    """Ranks of one job may be of two releases, of which one knows no planes."""
-    spec = wanted(T, B).spec
-
-    def value(fingerprints: dict[int, bytes], planes: WantedPlanes) -> bytes:
-        name, found = compared(spec, (with_planes(fingerprints),), planes, name="train")
-        assert name == "train"
-        return found
-
-    assert value({}, MASKS) == value({50: ONE, 51: ONE}, NEITHER) == FINGERPRINT
-    assert value({50: OTHER}, MASKS) == FINGERPRINT
-    found = [value({50: ONE, 51: ONE}, MASKS), value({50: ONE, 51: OTHER}, MASKS)]
-    found += [value({50: one, 51: ONE}, BORDERS) for one in (ONE, OTHER)]
-    assert len({FINGERPRINT, *found}) == 5
-    assert all(one.startswith(FINGERPRINT) for one in found)
-
-
-def test_ranks_that_require_different_corpora_are_not_compared() -> None:
-    """As with shard-{rank}.bin: who names each fingerprint knows that they differ."""
-    spec, datasets = wanted(T, B).spec, (with_planes({51: ONE}),)
-
-    names = {
-        compared(spec, datasets, MASKS, name="train", required=required)[0]
-        for required in (None, ONE, OTHER)
-    }
-
-    assert len(names) == 3
-
-
-@pytest.mark.parametrize(
-    ("versions", "problem"),
-    [
-        ([], "version none, but this stream has version 1; upgrade the server"),
-        ([2, 3], "version 2, 3, but this stream has version 1; upgrade the client"),
-    ],
-)
-def test_a_server_that_cannot_compare_our_identity_is_left_out(
-    versions: list[int], problem: str
-) -> None:
-    """It would refuse every request."""
-    with pytest.raises(ContractMismatch, match=problem):
-        require_usable("a:1", answer(identity_versions=versions), wanted(T, B), "", None, MASKS)
-
-
 def test_a_server_needs_all_lists_of_a_stream_with_redactions() -> None:
-    """Which one it lacks is said; a server of an earlier release has none."""
+    """Which one it lacks is said."""
     known, unknown = bytes([1] * 32), bytes([2] * 32)
     plain = wanted(T, B)
 
-    def redacted(*hashes: bytes) -> StreamRequest:
+    def redacted(*hashes: bytes) -> Request:
         redactions = tuple(Redaction(5, 0, each) for each in hashes)
-        return replace(plain, spec=replace(plain.spec, redactions=redactions))
+        return replace(plain, stream=replace(plain.stream, redactions=redactions))
 
     dataset = pb.Dataset(
         name="train", token_bytes=2, fingerprint=FINGERPRINT, redaction_lists=[known]
     )
-    described = answer(datasets=[dataset], identity_versions=[1, 2, 3])
-    earlier = answer(identity_versions=[1, 2])
+    described = answer(datasets=[dataset])
 
     require_usable("a:1", described, redacted(known), "", None, MASKS)
-    with pytest.raises(StreamMismatch, match=f"lacks redaction list {unknown.hex()} of .*'train'"):
+    with pytest.raises(ListMissing, match=f"lacks redaction list {unknown.hex()} of .*'train'"):
         require_usable("a:1", described, redacted(known, unknown), "", None, MASKS)
-    with pytest.raises(ContractMismatch, match=f"redaction list {known.hex()}; upgrade the server"):
-        require_usable("a:1", earlier, redacted(known), "", None, MASKS)
-    require_usable("a:1", earlier, plain, "", None, MASKS)
+    require_usable("a:1", answer(), plain, "", None, MASKS)
 
 
 def test_a_replica_of_another_contract_is_left_out_and_named(

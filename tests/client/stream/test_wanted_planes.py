@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client.stream.known_stream import KnownStream
+from client.stream.calls import Calls
 from client.stream.wanted_planes import WantedPlanes, require_valid
 from tests.client.conftest import wanted
 from tests.support import reference
@@ -29,9 +29,10 @@ from tokenfeed.stream.planes import (
     TOKEN_COUNTS,
 )
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.redactions import Redaction
+from tokenfeed.stream.stage import Corpus, Redaction
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 ROW_TOKENS = 12
@@ -61,49 +62,76 @@ def test_a_plane_is_requested_if_it_is_wanted_and_a_dataset_has_it(
     """A mask that is not wanted is declined, or the server refuses."""
     request = wanted_planes.request(wanted(4, 3), [described(*each) for each in datasets])
 
-    assert request.spec.planes == kinds
+    assert request.planes == kinds
     assert request.declined_planes == (() if wanted_planes.loss_mask else (51,))
 
 
 def test_each_stage_expects_the_planes_of_those_of_its_sources_that_have_them() -> None:
-    """In one stage of this mixture no source has a mask, and it is requested all the same."""
-    spec = MIXTURE.schedule(T, "shuffled", 9).spec()
+    """A stage without a mask requests none, and its rows have an empty one all the same."""
+    stream = MIXTURE.definition(T, "shuffled", 9).stream
     with_mask = {"web": True, "code": False, "math": False, "news": True}
     datasets = [
         described(*[51] * with_mask[name], number=number) for number, name in enumerate(NAMES)
     ]
-    plain = StreamRequest(spec, Position(0, 4))
-    known = KnownStream(WantedPlanes().request(plain, datasets), datasets)
-    begins = [stage.first_sample for stage in spec.mixture.stages]
+    plain = Request(stream, Position(0, 4))
+    calls = Calls(WantedPlanes().request(plain, datasets), datasets)
     found = []
-    for begin in begins:
-        part, expected = known.part(begin, begin + 4)
-        assert part.spec.planes == (51,)
+    for stage in stream.stages:
+        part, expected, planes = calls.part(stage.first_sample, stage.first_sample + 4)
+        assert part.planes == tuple(kind for kind, _ in expected.planes)
+        assert planes == (51,)
         found.append(expected.planes)
 
     web, news = ((number, bytes([51 + number] * 32)) for number in (0, 3))
+    both = ((51, reference.stage_plane_fingerprint(51, [web, news])),)
     assert found == [
-        ((51, reference.stage_plane_fingerprint(51, sources)),)
-        for sources in ([web], [], [web, news])
+        ((51, reference.stage_plane_fingerprint(51, [web])),),
+        (),
+        both,
     ]
+
+
+def test_a_stage_of_one_source_expects_the_plane_of_its_dataset() -> None:
+    """As a stream over that dataset does, so that both may be read from the same servers."""
+    datasets = [described(51, number=7)]
+    request = WantedPlanes().request(wanted(4, 3), datasets)
+
+    (_, expected, _) = Calls(request, datasets).part(0, 3)
+
+    assert expected.planes == ((51, bytes([58] * 32)),)
+
+
+def test_a_call_expects_the_identity_of_its_stage_and_the_digests_of_its_sources() -> None:
+    """A server that has other files of one of them refuses, and the others serve on."""
+    stream = MIXTURE.definition(T, "shuffled", 9).stream
+    datasets = [described(number=number) for number in range(len(NAMES))]
+    for number, dataset in enumerate(datasets):
+        dataset.digest = bytes([100 + number] * 32)
+    known = stream.known({n: Corpus(bytes([n] * 32)) for n in range(len(NAMES))})
+    calls = Calls(WantedPlanes().request(Request(stream, Position(0, 4)), datasets), datasets)
+
+    for stage in known.stages:
+        part, expected, _ = calls.part(stage.first_sample, stage.first_sample + 4)
+        assert part.stream.stage.previous == stage.previous
+        assert expected.identity == known.identity(stage.first_sample)
+        assert expected.digests == tuple(bytes([100 + number] * 32) for number in stage.weights)
 
 
 def test_a_stream_with_redactions_requests_where_they_are_in_every_call() -> None:
     """Also before the first one is in force; such a call expects what it did without them."""
     plain = wanted(4, 3)
     redactions = (Redaction(5, 0, bytes(32)), Redaction(9, 0, bytes([1] * 32)))
-    request = replace(plain, spec=replace(plain.spec, redactions=redactions))
+    request = replace(plain, stream=replace(plain.stream, redactions=redactions))
     datasets = [described(51)]
-    known = KnownStream(WantedPlanes().request(request, datasets), datasets)
-    without = KnownStream(WantedPlanes().request(plain, datasets), datasets)
+    calls = Calls(WantedPlanes().request(request, datasets), datasets)
+    without = Calls(WantedPlanes().request(plain, datasets), datasets)
 
-    parts = [known.part(row, 30) for row in (0, 5, 9)]
+    parts = [calls.part(row, 30) for row in (0, 5, 9)]
 
-    assert [part.end_sample for part, _ in parts] == [5, 9, None]
-    assert [part.spec.redactions for part, _ in parts] == [(), redactions[:1], redactions]
-    assert [expected.identity_version for _, expected in parts] == [1, 3, 3]
-    identity = without.part(0, 30)[1].identity
-    assert [expected.identity for _, expected in parts] == [
+    assert [part.request.end_sample for part in parts] == [5, 9, None]
+    assert [part.request.stream.redactions for part in parts] == [(), redactions[:1], redactions]
+    identity = without.part(0, 30).expected.identity
+    assert [part.expected.identity for part in parts] == [
         identity,
         *(
             reference.redacted_identity(
@@ -112,22 +140,40 @@ def test_a_stream_with_redactions_requests_where_they_are_in_every_call() -> Non
             for count in (1, 2)
         ),
     ]
-    for part, expected in parts:
-        assert part.spec.planes == (51, 53)
-        assert dict(expected.planes)[53] == NO_FINGERPRINT
+    for part in parts:
+        assert part.request.planes == part.planes == (51, 53)
+        assert dict(part.expected.planes)[53] == NO_FINGERPRINT
 
 
 def test_a_stage_without_the_redacted_source_expects_what_it_did_before() -> None:
     """So only servers of that stage need the list."""
-    spec = MIXTURE.schedule(T, "shuffled", 9).spec()
+    stream = MIXTURE.definition(T, "shuffled", 9).stream
     datasets = [described(number=number) for number in range(len(NAMES))]
-    request = StreamRequest(replace(spec, redactions=(Redaction(0, 0, bytes(32)),)), Position(0, 4))
-    known = KnownStream(WantedPlanes().request(request, datasets), datasets)
-    begins = [stage.first_sample for stage in spec.mixture.stages]
+    redacted = replace(stream, redactions=(Redaction(0, 0, bytes(32)),))
 
-    versions = [known.part(begin, begin + 4)[1].identity_version for begin in begins]
+    def identities(stream: Stream) -> list[bytes]:
+        calls = Calls(WantedPlanes().request(Request(stream, Position(0, 4)), datasets), datasets)
+        begins = [stage.first_sample for stage in stream.stages]
+        return [calls.part(begin, begin + 4).expected.identity for begin in begins]
 
-    assert versions == [3, 2, 3], "the second stage does not read web"
+    same = [a == b for a, b in zip(identities(stream), identities(redacted), strict=True)]
+    assert same == [False, True, False], "the second stage does not read web"
+
+
+def test_what_ranks_compare_of_planes_changes_with_one_that_masks_targets_and_no_other() -> None:
+    """Other masks train other targets on the same tokens; borders count where they are wanted."""
+    masks, borders = WantedPlanes(), WantedPlanes(document_starts=True)
+    neither = WantedPlanes(loss_mask=False)
+
+    def compared(wanted_planes: WantedPlanes, *fingerprints: tuple[int, int]) -> str:
+        planes = [pb.DatasetPlane(kind=k, fingerprint=bytes([v] * 32)) for k, v in fingerprints]
+        return wanted_planes.compared([pb.Dataset(name="train", planes=planes)])
+
+    assert compared(neither, (50, 1), (51, 1)) == compared(masks, (50, 2)) == ""
+    assert compared(masks, (50, 1), (51, 1)) == compared(masks, (51, 1))
+    found = {compared(masks, (51, mask)) for mask in (1, 2)}
+    found |= {compared(borders, (50, starts), (51, 1)) for starts in (1, 2)}
+    assert len({"", *found}) == 5
 
 
 def block(*planes: Plane) -> RowBlock:
@@ -148,12 +194,12 @@ def test_planes_that_rows_can_have_are_accepted() -> None:
     """Starts of the next row may be below those of the row before."""
     mask = mask_plane([MASK, MASK])
 
-    require_valid(block(starts_plane([[1, 5, 11], [3]]), mask), is_mixture=False)
-    require_valid(block(starts_plane([[], [11]]), mask), is_mixture=False)
-    require_valid(block(starts_plane([[], []]), mask_plane([None, MASK])), is_mixture=True)
+    require_valid(block(starts_plane([[1, 5, 11], [3]]), mask), may_lack=False)
+    require_valid(block(starts_plane([[], [11]]), mask), may_lack=False)
+    require_valid(block(starts_plane([[], []]), mask_plane([None, MASK])), may_lack=True)
     for redacted in ([{}, {}], [{0, 1, 5, ROW_TOKENS - 1}, {0}], [range(ROW_TOKENS)] * 2):
-        require_valid(block(redacted_plane(redacted)), is_mixture=False)
-        require_valid(block(mask, counts_plane([5, 9]), redacted_plane(redacted)), is_mixture=True)
+        require_valid(block(redacted_plane(redacted)), may_lack=False)
+        require_valid(block(mask, counts_plane([5, 9]), redacted_plane(redacted)), may_lack=True)
 
 
 def test_rows_of_pieces_end_anywhere_behind_their_second_token() -> None:
@@ -169,14 +215,14 @@ def test_rows_of_pieces_end_anywhere_behind_their_second_token() -> None:
             (starts_plane(starts), mask, counts_plane(counts)),
             (counts_plane(counts),),
         ]:
-            require_valid(block(*planes), is_mixture=False)
-            require_valid(block(*planes), is_mixture=True)
+            require_valid(block(*planes), may_lack=False)
+            require_valid(block(*planes), may_lack=True)
     for counts in ([None, 3], [None, None]):
-        require_valid(block(starts_plane([[11], [2]]), counts_plane(counts)), is_mixture=True)
+        require_valid(block(starts_plane([[11], [2]]), counts_plane(counts)), may_lack=True)
 
 
 @pytest.mark.parametrize(
-    ("plane", "is_mixture"),
+    ("plane", "may_lack"),
     [
         (mask_plane([None, MASK]), False),
         (mask_plane([MASK, [1] * 16 + [1]]), True),
@@ -207,7 +253,7 @@ def test_rows_of_pieces_end_anywhere_behind_their_second_token() -> None:
         (Plane(REDACTED, np.array([0, 7], np.uint32), np.ones(7, np.uint8)), True),
     ],
 )
-def test_planes_that_no_row_can_have_are_not_accepted(plane: Plane, is_mixture: bool) -> None:
+def test_planes_that_no_row_can_have_are_not_accepted(plane: Plane, may_lack: bool) -> None:
     """A wrong offset would ignore a target of another row."""
     names = {
         DOCUMENT_STARTS: "document starts",
@@ -217,10 +263,10 @@ def test_planes_that_no_row_can_have_are_not_accepted(plane: Plane, is_mixture: 
     name = names.get(plane.kind, "token counts")
 
     with pytest.raises(BadFrame, match=name):
-        require_valid(block(plane), is_mixture=is_mixture)
+        require_valid(block(plane), may_lack=may_lack)
     if plane.kind == TOKEN_COUNTS:  # which documents are compared with
         with pytest.raises(BadFrame, match=name):
-            require_valid(block(starts_plane([[1], []]), plane), is_mixture=is_mixture)
+            require_valid(block(starts_plane([[1], []]), plane), may_lack=may_lack)
 
 
 @pytest.mark.parametrize(
@@ -240,4 +286,4 @@ def test_no_document_begins_in_the_padding_of_a_row(
     mask = [mask_plane([MASK, MASK])] * is_masked
 
     with pytest.raises(BadFrame, match="document starts"):
-        require_valid(block(starts_plane(starts), *mask, counts_plane(counts)), is_mixture=True)
+        require_valid(block(starts_plane(starts), *mask, counts_plane(counts)), may_lack=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
+from tokenfeed.stream.spec import StreamSpec
 
 from client.runtime.counters import Counters
 from client.stream.dataset_client import DatasetClient
@@ -28,7 +29,6 @@ from tokenfeed.sampling.plan import plan
 from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import Expected, Hints, StreamRequest, to_message

@@ -229,7 +229,7 @@ def test_a_feed_that_resumes_takes_over_what_the_state_has(
         rows = [taken(feed, 10)]
         feed.redact(both, at_sample=101)
         state = json.loads(json.dumps(feed.state_dict()))
-    assert state["version"] == 5
+    assert state["version"] == 6
     for calls in ([], [(first, 18)], [(both, None), (first, 30)]):
         with NumpyBatches(corpus.target, B, T, **options) as feed:
             feed.load_state_dict(state)
@@ -324,9 +324,13 @@ def test_a_grown_corpus_needs_its_own_list_or_a_word_that_it_has_none(
         feed.load_state_dict(state, allow=("fingerprint", "redactions"))
         assert f"redactions of another corpus are dropped list={found}" in caplog.text
         rows = taken(feed, 20)
-        spec = feed.history()[-1]
+        run = feed.history()[-1]
 
-    assert [each["list_hash"] for each in spec["redactions"]] == [new]
+    # Of the corpus that was read before, and of the one that grew.
+    assert [(each["source"], each["list_hash"]) for each in run["redactions"]] == [
+        (0, found),
+        (1, new),
+    ]
     assert not np.isin(rows.x, sorted(tokens_of(grown, ranges))).any()
     assert (rows.y == -100).any()
 
@@ -533,4 +537,7 @@ def test_what_was_skipped_and_redacted_is_in_the_history(corpus: Corpus) -> None
         runs = feed.history()
 
     assert [(run["first_sample"], run["end_sample"]) for run in runs] == [(0, 8), (108, 124)]
-    assert [run["redactions"][0]["first_sample"] for run in runs] == [120, 120]
+    assert [run.get("redactions", []) for run in runs] == [
+        [],
+        [{"first_sample": 120, "source": 0, "list_hash": found}],
+    ]

@@ -34,7 +34,7 @@ from tests.faults.mutants import (
     valid_request,
     write_files,
 )
-from tests.faults.oracle import Feed
+from tests.faults.oracle import Feed, Tokens
 from tests.support.waiting import eventually
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -80,7 +80,7 @@ def test_a_call_that_has_not_exactly_one_request_ends_without_harm(
 
 def test_a_request_that_unpacks_to_a_thousand_times_its_size_is_refused(feed: Feed) -> None:
     """The limit of 64 KiB has to hold for what a request unpacks to, or it limits nothing."""
-    bomb = pb.GetBatchRequest(dataset="x" * (32 << 20)).SerializeToString()
+    bomb = pb.DescribeRequest(dataset="x" * (32 << 20)).SerializeToString()
     with connected(feed.server) as channel:
         before = resident_bytes(feed.server)
         call = channel.unary_unary(f"{SERVICE}/Describe")
@@ -100,14 +100,14 @@ def test_thousands_of_sources_of_one_dataset_take_little_memory(
     for index in range(1000):
         np.zeros(100, np.uint16).tofile(folder / f"{index:04}.bin")
     server = serve("--data", f"many={folder}")
-    sources = [pb.StageSource(number=n, dataset="many", weight=1) for n in range(2000)]
+    sources = [pb.Source(number=number, dataset="many") for number in range(2000)]
+    shares = [pb.Share(source=number, weight=1) for number in range(2000)]
     before = resident_bytes(server)
     with connected(server) as channel:
         for count in range(1990, 2000):
-            request = pb.GetBatchRequest(
-                batch_size=2, context_length=4, order="mixture-1", num_batches=1,
-                stage=pb.Stage(previous_identity=bytes(32), sources=sources[:count]),
-            )  # fmt: skip
+            stage = pb.Stage(context_length=4, shares=shares[:count])
+            stream = pb.Stream(sources=sources[:count], stage=stage)
+            request = pb.GetBatchRequest(batch_size=2, stream=stream, num_batches=1)
             call = channel.unary_stream(f"{SERVICE}/GetBatch")(
                 request.SerializeToString(), timeout=DEADLINE_SECONDS
             )
@@ -276,7 +276,8 @@ class HealthyClient:
         self.batches = 0
 
     def run(self) -> None:
-        request = pb.GetBatchRequest(batch_size=4, context_length=64, seed=5, dataset="train")
+        source = pb.Source(dataset="train", seed=5)
+        stream = pb.Stream(sources=[source], stage=pb.Stage(context_length=64))
         try:
             # Little room, so that it cannot live on what was sent before.
             batches = RemoteBatches(
@@ -286,7 +287,7 @@ class HealthyClient:
             )  # fmt: skip
             with batches:
                 for number, (x, y) in enumerate(batches):
-                    rows = self._feed.rows(request, range(4 * number, 4 * number + 4))
+                    rows = np.stack([self._row(stream, 4 * number + row) for row in range(4)])
                     np.testing.assert_array_equal(x.numpy(), rows[:, :-1])
                     np.testing.assert_array_equal(y.numpy(), rows[:, 1:])
                     with self._progress:
@@ -298,6 +299,11 @@ class HealthyClient:
             with self._progress:
                 self._failed = not self._stopped.is_set()
                 self._progress.notify_all()
+
+    def _row(self, stream: pb.Stream, sample: int) -> Tokens:
+        row = self._feed.row(stream, sample)
+        assert row is not None
+        return row.tokens
 
     def reads_on(self, count: int) -> bool:
         """Wait for this many more batches; return whether they came within 10 seconds."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -139,9 +140,9 @@ def test_every_panel_of_the_dashboard_shows_something(server: Server, tmp_path: 
     """A panel with a misspelled metric is empty in silence, on the day that it is needed."""
     dashboard = json.loads((FOLDER / "dashboard.json").read_text())
     with watching(tmp_path, server) as watcher:
-        refused = pb.GetBatchRequest(dataset="nothing", batch_size=1, context_length=T)
+        refused = request(pb.Source(dataset="nothing"), T, batch_size=1)
         with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError):
-            list(channel.unary_stream(GET_BATCH)(refused.SerializeToString(), timeout=10))
+            list(channel.unary_stream(GET_BATCH)(refused, timeout=10))
         read_for(server.address, 1.0)
         expressions = list(panel_expressions(dashboard["panels"]))
         empty = {each for each in expressions if not watcher.query(each)}
@@ -197,6 +198,11 @@ def test_the_alert_of_streams_without_rows_fires(
         assert eventually(lambda: watcher.firing() == [])
 
 
+def request(source: pb.Source, context_length: int, **fields: Any) -> bytes:
+    stream = pb.Stream(sources=[source], stage=pb.Stage(context_length=context_length))
+    return pb.GetBatchRequest(stream=stream, **fields).SerializeToString()
+
+
 def alerts(watcher: Prometheus, name: str) -> list[dict[str, str]]:
     """The labels of an alert that fires."""
     return [labels for labels in watcher.firing() if labels["alertname"] == name]
@@ -205,9 +211,8 @@ def alerts(watcher: Prometheus, name: str) -> list[dict[str, str]]:
 @contextmanager
 def stalled(address: str) -> Iterator[None]:
     """Have an open call that nobody reads."""
-    request = pb.GetBatchRequest(batch_size=32, context_length=2048, order="random-1")
     with grpc.insecure_channel(address) as channel:
-        call = channel.unary_stream(GET_BATCH)(request.SerializeToString())
+        call = channel.unary_stream(GET_BATCH)(request(pb.Source(), 2048, batch_size=32))
         yield
         call.cancel()
 
@@ -220,11 +225,9 @@ def test_names_of_clients_leave_the_number_of_series(server: Server, names: int)
     lock = threading.Lock()
 
     def call(channel: grpc.Channel, name: str) -> None:
-        request = pb.GetBatchRequest(
-            client_name=name, batch_size=1, context_length=4, num_batches=1, dataset="web",
-            order="shuffled-1",
-        )  # fmt: skip
-        channel.unary_unary(GET_BATCH)(request.SerializeToString(), timeout=10)
+        source = pb.Source(dataset="web", order="shuffled-1")
+        asked = request(source, 4, client_name=name, batch_size=1, num_batches=1)
+        channel.unary_unary(GET_BATCH)(asked, timeout=10)
 
     def call_all(channel: grpc.Channel) -> None:
         while True:

@@ -70,11 +70,11 @@ def html_of(server: Server) -> str:
         return str(answer.read().decode())
 
 
-def request(client_name: str, num_batches: int = 1, **fields: Any) -> bytes:
-    usual: dict[str, Any] = {"order": "shuffled-1", "batch_size": 1, "context_length": 16}
-    return pb.GetBatchRequest(
-        dataset="books", num_batches=num_batches, client_name=client_name, **(usual | fields)
-    ).SerializeToString()
+def request(client_name: str, context_length: int = 16, **fields: Any) -> bytes:
+    usual = {"num_batches": 1, "batch_size": 1, "client_name": client_name}
+    source = pb.Source(dataset="books", order="shuffled-1")
+    stream = pb.Stream(sources=[source], stage=pb.Stage(context_length=context_length))
+    return pb.GetBatchRequest(stream=stream, **(usual | fields)).SerializeToString()
 
 
 @contextmanager
@@ -100,9 +100,7 @@ def training(server: Server) -> Iterator[None]:
     mixture = Mixture({"web": 0.5, "code": 0.3, "books": 0.2})
     with ThreadPoolExecutor(4) as pool, grpc.insecure_channel(server.address) as channel:
         get_batch = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
-        stalled = get_batch(
-            request("eval-7", 100_000, batch_size=64, context_length=2048), timeout=50
-        )
+        stalled = get_batch(request("eval-7", 2048, num_batches=100_000, batch_size=64), timeout=50)
         next(stalled)
         running = [
             pool.submit(train, "llama-1b", 0, 2, dataset="web", order="shuffled"),

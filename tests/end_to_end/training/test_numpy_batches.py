@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from client import InvalidRequest, NumpyBatches, NumpyRichBatch, RemoteBatches
-from client.feed.streamed.batch_reader import BatchReader
+from client.feed.batch_reader import BatchReader
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.end_to_end.training.test_target_masks import ALONE, CORPUS, B, T, expected, served
 

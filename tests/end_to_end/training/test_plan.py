@@ -263,6 +263,65 @@ def test_a_state_that_another_mixture_goes_on_from_is_planned_if_that_is_allowed
     assert found["stages"][1]["sources"].keys() == {"web", "math"}
 
 
+def test_a_state_is_planned_with_datasets_that_are_named_otherwise(
+    mixture: Path, paths: dict[str, Path], target: str, tmp_path: Path, plan: Plan, capsys: Captured
+) -> None:
+    """As a feed that loads it; and another corpus is refused as by the feed."""
+    state = tmp_path / "state.json"
+    with RemoteBatches(target, 1, T, mixture=Mixture.load(mixture), start_sample=205) as feed:
+        next(feed)
+        state.write_text(json.dumps(feed.state_dict()))
+    words = ("--state", state, "--tokens", 1000 * T)
+    found = plan(mixture, *words, target)
+    renamed = {"pages": paths["web"], "code": paths["code"], "math": paths["math"]}
+    other = "file:" + ",".join(f"{name}={path}" for name, path in renamed.items())
+    mixture.write_text(FILE.replace("web =", "pages ="))
+
+    again = plan(mixture, *words, other)
+
+    assert again["end_sample"] == found["end_sample"] == END
+    assert again["sources"]["pages"] == found["sources"]["web"]
+    mixture.write_text(FILE)
+    wrong = other.replace("pages=", "web=").replace(str(paths["web"]), str(paths["code"]))
+    assert main(["plan", str(mixture), *map(str, words), wrong]) == 1
+    problem = "error: mixture.web: the state was saved with fingerprint "
+    assert capsys.readouterr().err.startswith(problem)
+    assert main(["plan", *map(str, words), wrong]) == 1
+    assert capsys.readouterr().err.startswith(problem)
+
+
+def test_a_run_over_one_dataset_is_planned_from_its_state(
+    paths: dict[str, Path], tmp_path: Path, plan: Plan, capsys: Captured
+) -> None:
+    """Its tokens are those of all its rows, of which the first ones were shorter."""
+    state, target = tmp_path / "state.json", f"file:{paths['web']}"
+    with RemoteBatches(target, 2, T, order="shuffled", seed=3) as feed:
+        for _ in range(10):
+            next(feed)
+        before = feed.state_dict()
+    with RemoteBatches(target, 2, 2 * T, order="shuffled", seed=3) as feed:
+        feed.load_state_dict(before, allow=("context_length", "mid_epoch"))
+        for _ in range(5):
+            next(feed)
+        state.write_text(json.dumps(feed.state_dict()))
+
+    found = plan("--state", state, "--tokens", 20 * T + 40 * 2 * T, target)
+
+    assert (found["first_sample"], found["end_sample"]) == (30, 60)
+    assert [each["first_token"] for each in found["stages"]] == [20 * T]
+    (web,) = found["sources"].values()
+    assert (web["samples"], web["tokens"]) == (30, 30 * 2 * T)
+    assert web["seen"]["tokens"] == 20 * T + 10 * 2 * T
+    assert web["epochs_at_end"] == (10 + 40) / 30
+    words = ["plan", "--state", str(state), "--tokens", "800", target]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "mixture of 1 source, from sample 30 on up to sample 60 (800 tokens), 16 tokens a sample"
+    )
+    assert "web 1 - 100 % 30 480 1.00".split() in [line.split() for line in lines]
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -286,7 +345,8 @@ def test_a_state_that_another_mixture_goes_on_from_is_planned_if_that_is_allowed
         ("--state none.json --tokens 9", "--state: none.json cannot be read: No such file"),
         ("--state mixture.toml --tokens 9", "--state: mixture.toml is not JSON: "),
         ("--state list.json --tokens 9", "--state: is list, not a dict; pass what state_dict()"),
-        ("--state state.json --tokens 9", "--state: state.json is of one dataset, but only a"),
+        ("--state state.json --tokens 9", "--tokens: 9 are 2 samples of a run that is at 3"),
+        ("mixture.toml --state state.json --tokens 9e9", "mixture: the state is of one dataset"),
         ("mixture.toml --tokens 9 --plot plot.jpg", "--plot: plot.jpg does not end in .png"),
     ],
 )
@@ -305,7 +365,8 @@ def test_what_cannot_be_planned_ends_in_one_line(
     (folder / "few.toml").write_text(f'order = "shuffled"\n{weights}\nsources.math.max_epochs = 1')
     (folder / "random.toml").write_text(f'order = "random"\n{weights}\nsources.web.max_epochs = 1')
     (folder / "list.json").write_text("[1]")
-    with RemoteBatches(target, 1, T, dataset="web") as feed:
+    with RemoteBatches(target, 3, T, dataset="web") as feed:
+        next(feed)
         (folder / "state.json").write_text(json.dumps(feed.state_dict()))
     monkeypatch.chdir(folder)
     length = [] if "--context-length" in words else ["--context-length", str(T)]

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from tests.conftest import ROOT, Serve, Server, WriteTokens
-from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tests.server.requests import batches
 
 JSON = ("--log-format", "json")
 
@@ -25,7 +25,7 @@ def entries(stderr: str) -> list[dict[str, Any]]:
 
 def ask(server: Server, client_name: str) -> str:
     """Request a batch under a name.  Returns: the name of the status."""
-    request = pb.GetBatchRequest(
+    request = batches(
         batch_size=2, context_length=8, order="sequential-1", num_batches=1, client_name=client_name
     )
     with grpc.insecure_channel(server.address) as channel:

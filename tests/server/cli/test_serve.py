@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, Serve, Server, WriteTokens
+from tests.server.requests import batches
 from tests.support import forked
 from tests.support.waiting import least_seconds
 from tokenfeed import __version__
@@ -68,7 +69,9 @@ def ask(address: str, request: pb.GetBatchRequest) -> np.ndarray:
         call = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
         frames = [frame.decode(found) for found in call(request.SerializeToString(), timeout=10)]
     tokens = np.concatenate([found.tokens for found in frames])
-    return tokens.view(f"<u{frames[0].token_bytes}").reshape(-1, request.context_length + 1)
+    return tokens.view(f"<u{frames[0].token_bytes}").reshape(
+        -1, request.stream.stage.context_length + 1
+    )
 
 
 def describe(server: Server) -> list[pb.Dataset]:
@@ -79,7 +82,7 @@ def describe(server: Server) -> list[pb.Dataset]:
 
 def in_order(context_length: int, row_count: int, dataset: str = "") -> pb.GetBatchRequest:
     """Request the first windows of a dataset, in the order of its files."""
-    return pb.GetBatchRequest(
+    return batches(
         batch_size=row_count, context_length=context_length, dataset=dataset,
         order="sequential-1", num_batches=1,
     )  # fmt: skip
@@ -635,7 +638,7 @@ def test_the_server_process_has_no_torch_in_it(serve: Serve, write_tokens: Write
 @contextmanager
 def open_streams(server: Server, count: int) -> Iterator[None]:
     """Hold streams without end open: of every two, one is being read and one is left lying."""
-    request = pb.GetBatchRequest(batch_size=32, context_length=1024).SerializeToString()
+    request = batches(batch_size=32, context_length=1024).SerializeToString()
     with grpc.insecure_channel(server.address) as channel:
         streams = [
             channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")(request, timeout=30)

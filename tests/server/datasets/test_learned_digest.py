@@ -29,10 +29,10 @@ from server.storage.choice import Storing
 from server.storage.local.sidecar import read_sidecar
 from tests.conftest import Serve, Server, WriteTokens
 from tests.server.conftest import look_at_all, options
+from tests.server.requests import batches
 from tests.support import reference
 from tests.support.waiting import eventually
 from tokenfeed.stream import identity
-from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 TOKENS = 1_300_000
 """Three blocks of the digest: two files, of which the first ends within a block."""
@@ -321,9 +321,7 @@ def test_a_server_tells_and_compares_the_digest_as_soon_as_it_has_warmed_up(
 
 def answer(server: Server, digest: bytes) -> str:
     """Request a batch of a corpus with some digest; return its frame count or the refusal."""
-    request = pb.GetBatchRequest(
-        batch_size=1, context_length=16, num_batches=1, expected_digest=digest
-    )
+    request = batches(batch_size=1, context_length=16, num_batches=1, expected_digest=digest)
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
         try:

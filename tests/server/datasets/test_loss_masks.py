@@ -30,8 +30,8 @@ from tokenfeed.sampling.plan import plan
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.stream.stream import Stream
+from tokenfeed.wire.request import Request
 from tokenfeed.wire.row_block import Plane
 
 T = 29
@@ -87,8 +87,8 @@ def mask_of(dataset: Dataset) -> Path:
 
 
 def planned(dataset: Dataset, order: str, rows: int = 10_000) -> Spans:
-    spec = StreamSpec.of_dataset("x", orders.latest(order), 5, T)
-    return plan(spec, [dataset.store.shape], np.arange(rows))
+    stream = Stream.of_dataset("x", orders.latest(order), 5, T)
+    return plan(stream, [dataset.store.shape], np.arange(rows))
 
 
 def expected(masks: Sequence[Mask], spans: Spans) -> list[bytes]:
@@ -243,8 +243,8 @@ def test_a_cold_mask_is_read_ahead_for_those_who_want_it(
     monkeypatch.setattr(mask, "read_ahead", advised.append)
     dataset.store.readahead.cold = False  # type: ignore[attr-defined]
     assert not dataset.store.cold, "no client has wanted the mask"
-    spec = StreamSpec.of_dataset("x", orders.latest("shuffled"), 5, T, planes)
-    rows = PlannedRows(dataset.store, StreamRequest(spec, Position(0, 4), 8))
+    stream = Stream.of_dataset("x", orders.latest("shuffled"), 5, T)
+    rows = PlannedRows(dataset.store, Request(stream, Position(0, 4), planes, num_batches=8))
 
     dataset.store.gather_planes(planned(dataset, "shuffled", 4), (LOSS_MASK,))
     mask.readahead.cold = True  # type: ignore[attr-defined]
@@ -252,7 +252,7 @@ def test_a_cold_mask_is_read_ahead_for_those_who_want_it(
     rows.take(4)
 
     assert bool(advised) is is_advised
-    wanted = plan(spec, [dataset.store.shape], np.arange(32))
+    wanted = plan(stream, [dataset.store.shape], np.arange(32))
     for spans in advised:
         assert np.array_equal(spans.token_offset, wanted.token_offset)
 

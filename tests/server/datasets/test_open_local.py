@@ -41,9 +41,11 @@ from tokenfeed.errors import (
 from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.redactions import Redaction
-from tokenfeed.stream.spec import Source, StreamSpec
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.stream.schedule import first_stage, next_stage
+from tokenfeed.stream.stage import Redaction, Source
+from tokenfeed.stream.stream import Stream
+from tokenfeed.wire.request import Request
+from tokenfeed.wire.row_block import RowBlock
 
 T = 8
 Open = Callable[..., LocalDatasets]
@@ -55,9 +57,9 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     monkeypatch.chdir(tmp_path)
     datasets = []
 
-    def open_target(target: str, name: str = "") -> LocalDatasets:
+    def open_target(target: str, *names: str) -> LocalDatasets:
         parsed = parse_local_target(f"file:{target}")
-        datasets.append(open_local(parsed.words, [name], parsed.options))
+        datasets.append(open_local(parsed.words, names or [""], parsed.options))
         return datasets[-1]
 
     yield open_target
@@ -65,9 +67,9 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
         dataset.close()
 
 
-def asked(order: str = "sequential-1", batches: int = 1) -> StreamRequest:
-    spec = StreamSpec.of_dataset("", orders.find(order), 0, T)
-    return StreamRequest(spec, Position(0, 4), batches)
+def asked(order: str = "sequential-1", batches: int = 1) -> Request:
+    stream = Stream.of_dataset("", orders.find(order), 0, T)
+    return Request(stream, Position(0, 4), num_batches=batches)
 
 
 @pytest.mark.parametrize(
@@ -523,8 +525,9 @@ def test_redactions_come_into_force_at_their_samples(
         for first_sample, found in zip((1, 13), lists, strict=True)
     )
     request = asked(batches=6)
-    spec = replace(request.spec, planes=(REDACTED,), redactions=redactions)
-    blocks = opened("train.bin").blocks(replace(request, spec=spec, first_row=1))
+    stream = replace(request.stream, redactions=redactions)
+    request = replace(request, stream=stream, planes=(REDACTED,), first_row=1)
+    blocks = opened("train.bin").blocks(request)
 
     found = list(iter(blocks.next, None))
 
@@ -541,6 +544,53 @@ def test_redactions_come_into_force_at_their_samples(
     assert np.flatnonzero(lengths).tolist() == [row - 1 for row in rows]
 
 
+@pytest.mark.parametrize("batch_size", [4, 1000])
+def test_stages_follow_each_other_in_one_request(
+    opened: Open, write_tokens: WriteTokens, batch_size: int
+) -> None:
+    """With other weights, and with a source that has been paused; also within a batch."""
+    paths = [write_tokens(range(1000 * n, 1000 * n + 300), f"{n}.bin") for n in (1, 2, 3)]
+    with dataset_of(paths[1]) as made:
+        (listed,) = write_lists(made, 5, [(0, 0, 150)])
+    weighted = [(0, [2, 1, 0]), (20, [0, 1, 0]), (50, [1, 1, 2])]
+    sources = tuple(Source(str(n + 1), orders.find("shuffled-1"), 7, n) for n in range(len(paths)))
+    stages = [first_stage(T, dict(enumerate(weighted[0][1])))]
+    for first_sample, weights in weighted[1:]:
+        stages.append(next_stage(stages[-1], first_sample, dict(enumerate(weights))))
+    stream = Stream(9, sources, tuple(stages), (Redaction(33, 1, listed),))
+    request = Request(stream, Position(0, batch_size), (REDACTED,), first_row=3, end_sample=90)
+    words = ",".join(f"{n + 1}={path}" for n, path in enumerate(paths))
+
+    def blocks_of(part: Request) -> list[RowBlock]:
+        datasets = opened(words, "1", "2", "3")
+        return list(iter(datasets.blocks(part).next, None))
+
+    found = blocks_of(request)
+
+    expected, runs = [], []
+    for sample in range(3, 90):
+        number, own = reference.mixture_place(9, weighted, sample)
+        row = reference.rows([paths[number].read_bytes()], 2, "shuffled-1", 7, T, [own])[0]
+        tokens = np.frombuffer(row, "<u2").tolist()
+        lists = []
+        if number == 1 and sample >= 33:
+            lists = [reference.RedactionList(5, [(0, 0, 150)])]
+        at = [0, tokens[0] - 1000 * (number + 1), T + 1]
+        tokens, plane = reference.redacted_row(tokens, [at], lists)
+        expected.append(tokens)
+        runs.append(plane)
+    assert np.concatenate([block.tokens for block in found]).tolist() == expected
+    assert b"".join(block.planes[0].content.tobytes() for block in found) == b"".join(runs)
+    assert any(runs)
+    parts, row = [], request.first_row
+    while row < request.end_row:
+        parts.append(request.part(row, request.end_row))
+        row += parts[-1].row_count
+    assert len(parts) == 4
+    same = [block.tokens for part in parts for block in blocks_of(part)]
+    assert np.concatenate(same).tolist() == expected
+
+
 def test_deleted_tokens_and_unknown_lists_are_named(
     opened: Open, write_tokens: WriteTokens
 ) -> None:
@@ -550,10 +600,10 @@ def test_deleted_tokens_and_unknown_lists_are_named(
         dataset = opened("train.bin")
         write_lists(made, 5, [(0, 20, 25)])
         begin_erasure(made)
-    spec = replace(asked().spec, redactions=(Redaction(0, 0, bytes(32)),), planes=(REDACTED,))
+    stream = replace(asked().stream, redactions=(Redaction(0, 0, bytes(32)),))
 
     with pytest.raises(StreamMismatch, match=f"redactions: dataset 'train' .*{bytes(32).hex()}"):
-        dataset.blocks(replace(asked(), spec=spec))
+        dataset.blocks(replace(asked(), stream=stream, planes=(REDACTED,)))
     blocks = dataset.blocks(asked())
     said = r"'train': tokens were deleted that sample \d+ needs \(train.bin, tokens \[20, 25"
     # The rows before that sample come first.

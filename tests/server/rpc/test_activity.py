@@ -25,11 +25,10 @@ from server.rpc.fair_scheduler import FairScheduler
 from server.rpc.frame_producer import FrameProducer, MadeFrame
 from tests.support.memory_store import MemoryStore
 from tokenfeed.sampling import orders
-from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 
 ROW_BYTES = 18
 
@@ -53,10 +52,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def producer(first_sample: int = 0, rank: int = 0, batch_size: int = 4) -> FrameProducer:
     store = MemoryStore("train", [np.arange(1000, dtype="<u2")])
-    spec = StreamSpec.of_dataset("", orders.find("sequential-1"), 0, 8)
-    request = StreamRequest(spec, Position(first_sample, batch_size, rank, 8), 10)
-    stream = frame.Stream(spec, request.position, spec.identity([Corpus(bytes(32), b"")]), {})
-    return FrameProducer(["train"], store, lambda: store, request, stream, FairScheduler())
+    stream = Stream.of_dataset("", orders.find("sequential-1"), 0, 8)
+    request = Request(stream, Position(first_sample, batch_size, rank, 8), num_batches=10)
+    shared = frame.Frames(9, request.position, bytes(32), {})
+    return FrameProducer(["train"], store, lambda: store, request, shared, FairScheduler())
 
 
 def made(end_row: int, row_count: int = 4) -> MadeFrame:

@@ -19,12 +19,12 @@ import pytest
 from server.rpc import admission
 from server.rpc.admission import ActiveCall, AdmissionControl, StreamLimits
 from tests.conftest import Serve, Server, WriteTokens
+from tests.server.requests import batches
 from tests.support.waiting import eventually, least_seconds
 from tokenfeed.errors import Busy, ServerUnavailable
-from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 METHOD = "/tokenfeed.v1.TokenFeed/GetBatch"
-ENDLESS = pb.GetBatchRequest(
+ENDLESS = batches(
     batch_size=32,
     context_length=2048,
     order="random-1",

@@ -22,10 +22,10 @@ from server.storage.local import opened_shards
 from server.storage.local.local_store import LocalStore
 from server.storage.local.opened_shards import Unread
 from tests.conftest import WriteTokens
+from tests.server.requests import batches
 from tests.support.waiting import eventually
 from tokenfeed.errors import Unreadable
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import from_message
 
@@ -35,7 +35,7 @@ ROWS = 100
 
 def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None = None) -> int:
     """Make the frames of one batch of the order of the files; return how many there are."""
-    message = pb.GetBatchRequest(
+    message = batches(
         batch_size=4,
         context_length=T,
         num_batches=1,
@@ -43,7 +43,7 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
         first_sample=first_sample,
     )
     request, _ = from_message(message)
-    stream = frame.Stream(request.spec, request.position, bytes(32), {})
+    shared = frame.Frames(T + 1, request.position, bytes(32), {})
     return len(
         list(
             FrameProducer(
@@ -51,7 +51,7 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
                 dataset.store,
                 lambda: dataset.store,
                 request,
-                stream,
+                shared,
                 scheduler or FairScheduler(),
             ).frames(Connection("peer"))
         )

@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.conftest import Serve, WriteTokens
-from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tests.server.requests import batches
 
 STATUS = health_pb2.HealthCheckResponse
 SECONDS = 5.0
@@ -117,9 +117,7 @@ def is_refused(call: Iterator[bytes]) -> bool:
 
 def frames(channel: grpc.Channel) -> Iterator[bytes]:
     """Request batches, the same ones each time."""
-    request = pb.GetBatchRequest(
-        batch_size=8, context_length=256, order="random-1", num_batches=1000
-    )
+    request = batches(batch_size=8, context_length=256, order="random-1", num_batches=1000)
     ask = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
     yield from ask(request.SerializeToString(), timeout=SECONDS)
 

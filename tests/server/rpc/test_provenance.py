@@ -24,6 +24,7 @@ from server.rpc.provenance import Turns
 from tests.conftest import Serve
 from tests.server.datasets.provenance.corpora import (
     documents_in,
+    finding,
     message_of,
     stream_of,
     tokens_at,
@@ -32,6 +33,7 @@ from tests.server.datasets.provenance.corpora import (
 from tests.support.packed_corpora import Corpus, random_lengths
 from tests.support.waiting import eventually
 from tokenfeed.v1 import provenance_pb2 as pb
+from tokenfeed.wire.request import stream_message
 
 SERVICE = "tokenfeed.v1.Provenance"
 Answer = TypeVar("Answer", bound=Message)
@@ -75,8 +77,8 @@ def test_a_batch_of_a_feed_is_found_in_the_files_and_back(
         server.address, B, T, order=order, seed=7, num_batches=5, dtype="int32"
     ) as feed:
         rows = [row.tolist() for x, _ in feed for row in x]
-    spec = stream_of(order)
-    found = locate(server.address, pb.LocateRequest(rows=message_of(spec, batches=5))).rows
+    stream = stream_of(order)
+    found = locate(server.address, pb.LocateRequest(rows=message_of(stream, batches=5))).rows
 
     assert len(found) == len(rows)
     for row, expected in zip(found, rows, strict=True):
@@ -89,8 +91,7 @@ def test_a_batch_of_a_feed_is_found_in_the_files_and_back(
     document = found[7].ranges[0].document
     file, first, end = documents_in(corpus)[document.number]
     assert (file, first, end) == (document.file, document.first_token, document.end_token)
-    stream = message_of(spec, end_sample=20)
-    asked = pb.FindRequest(stream=stream, document=document.number)
+    asked = finding(message_of(stream, end_sample=20), document=document.number)
     samples = ask(server.address, "Find", asked, pb.FindResponse).rows
     assert {one.sample for one in samples} == {
         row.sample
@@ -98,7 +99,7 @@ def test_a_batch_of_a_feed_is_found_in_the_files_and_back(
         if any(one.document.number == document.number for one in row.ranges)
     }
     spans = [pb.SampleSpan(first_sample=0, end_sample=20)]
-    asked_coverage = pb.CoverageRequest(stream=message_of(spec), samples=spans)
+    asked_coverage = pb.CoverageRequest(stream=stream_message(stream), samples=spans)
     covered = ask(server.address, "Coverage", asked_coverage, pb.CoverageResponse)
     assert covered.row_count == 20
 
@@ -135,10 +136,20 @@ def test_who_asked_is_in_the_log(serve: Serve, corpus: Corpus) -> None:
     rows = message_of(stream_of("shuffled"), batches=1)
     rows.client_name = "auditor\nprovenance asked peer=other"
     locate(server.address, pb.LocateRequest(rows=rows))
+    spans = [pb.SampleSpan(end_sample=1)]
+    for method, asked in (
+        ("Find", finding(rows, document=0, client_name=rows.client_name)),
+        (
+            "Coverage",
+            pb.CoverageRequest(stream=rows.stream, samples=spans, client_name=rows.client_name),
+        ),
+    ):
+        ask(server.address, method, asked, pb.LocateResponse)
 
-    (line,) = [line for line in server.stderr.splitlines() if "provenance asked" in line]
-    assert "client='auditorprovenance asked peer=other' method=Locate dataset=train" in line
-    assert "peer=ipv" in line
+    lines = [line for line in server.stderr.splitlines() if "provenance asked" in line]
+    for line, method in zip(lines, ("Locate", "Find", "Coverage"), strict=True):
+        assert f"client='auditorprovenance asked peer=other' method={method} dataset=train" in line
+        assert "peer=ipv" in line
 
 
 def test_hostile_requests_are_refused_in_one_sentence(serve: Serve, corpus: Corpus) -> None:
@@ -148,7 +159,7 @@ def test_hostile_requests_are_refused_in_one_sentence(serve: Serve, corpus: Corp
 
     assert 1 <= len(locate(server.address, pb.LocateRequest(rows=everything)).rows) <= 4096
     whole = pb.FileRange(file=0, end_token=sum(corpus.lengths[0]))
-    asked = pb.FindRequest(stream=everything, range=whole)
+    asked = finding(everything, range=whole)
     assert ask(server.address, "Find", asked, pb.FindResponse).HasField("next_candidate")
     asked.first_candidate = 2**64 - 1
     assert not ask(server.address, "Find", asked, pb.FindResponse).rows
@@ -157,10 +168,10 @@ def test_hostile_requests_are_refused_in_one_sentence(serve: Serve, corpus: Corp
         ("Locate", b"", "INVALID_ARGUMENT"),
         ("Find", b"", "INVALID_ARGUMENT"),
         ("Coverage", b"", "INVALID_ARGUMENT"),
-        ("Coverage", pb.CoverageRequest(stream=everything), "INVALID_ARGUMENT"),
-        ("Find", pb.FindRequest(stream=everything, document_id="a\nb\x1b"), "NOT_FOUND"),
-        ("Find", pb.FindRequest(stream=everything, document_id="x" * 60_000), "NOT_FOUND"),
-        ("Find", pb.FindRequest(stream=everything, document=2**64 - 1), "NOT_FOUND"),
+        ("Coverage", pb.CoverageRequest(stream=everything.stream), "INVALID_ARGUMENT"),
+        ("Find", finding(everything, document_id="a\nb\x1b"), "NOT_FOUND"),
+        ("Find", finding(everything, document_id="x" * 60_000), "NOT_FOUND"),
+        ("Find", finding(everything, document=2**64 - 1), "NOT_FOUND"),
         # An unknown field, number 9 of LocateRequest.
         ("Locate", b"\x48\x01", "INVALID_ARGUMENT"),
     ):

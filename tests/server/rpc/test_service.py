@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -31,16 +31,18 @@ from server.rpc.service import TokenFeed
 from server.storage.borders import Delimiters, opening
 from server.storage.store import TokenStore
 from tests.server.conftest import options
+from tests.server.requests import Weighted, batches, mixed
+from tests.support import reference
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.stream.identity import SourceParts, stage_identity, stream_identity
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import CONTRACT_REVISION, StreamRequest
+from tokenfeed.wire.request import CONTRACT_REVISION
+from tokenfeed.wire.request import Request as BatchRequest
 
 CALL_SECONDS = 10.0
 BATCH_BYTES_MAX = 32 << 20
@@ -49,7 +51,8 @@ LIMITS = StreamLimits()
 SECRET = "/secret/place/tokens.bin"
 
 Status = grpc.StatusCode
-Request = pb.GetBatchRequest | pb.DescribeRequest
+RowRequest = pb.GetBatchRequest | pb.GetRowsRequest
+Request = RowRequest | pb.DescribeRequest
 
 
 Ending = tuple[grpc.StatusCode, str]
@@ -59,14 +62,18 @@ Ending = tuple[grpc.StatusCode, str]
 class Peer:
     """A client with gRPC's own limits, and nothing between it and the wire."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, activity: Activity) -> None:
+        """activity: that of the server."""
         self.address = address
+        self.activity = activity
         self.channel = grpc.insecure_channel(address)
 
-    def ask(self, request: Request | bytes, method: str = "GetBatch") -> tuple[list[bytes], Ending]:
-        """All that is answered, and how the call ends."""
+    def ask(self, request: Request | bytes, method: str = "") -> tuple[list[bytes], Ending]:
+        """All that is answered, and how the call ends.  method: by default that of the request."""
+        if not method and not isinstance(request, bytes):
+            method = request.DESCRIPTOR.name.removesuffix("Request")
         message = request if isinstance(request, bytes) else request.SerializeToString()
-        ask = self.channel.unary_stream(f"/tokenfeed.v1.TokenFeed/{method}")
+        ask = self.channel.unary_stream(f"/tokenfeed.v1.TokenFeed/{method or 'GetBatch'}")
         call = ask(message, timeout=CALL_SECONDS)
         answers: list[bytes] = []
         try:
@@ -75,17 +82,17 @@ class Peer:
             pass
         return answers, (call.code(), call.details())
 
-    def frames(self, request: pb.GetBatchRequest) -> list[frame.Frame]:
-        """All frames of a stream that is granted."""
+    def frames(self, request: RowRequest) -> list[frame.Frame]:
+        """All frames of a call that is granted."""
         messages, ending = self.ask(request)
         assert ending[0] is Status.OK, ending
         return [frame.decode(message) for message in messages]
 
-    def rows(self, request: pb.GetBatchRequest) -> npt.NDArray[np.uint8]:
-        """The rows of a stream that is granted, uint8[n, row_bytes]."""
-        return rows_of(self.frames(request), request.context_length)
+    def rows(self, request: RowRequest) -> npt.NDArray[np.uint8]:
+        """The rows of a call that is granted, uint8[n, row_bytes]."""
+        return rows_of(self.frames(request), request.stream.stage.context_length)
 
-    def refusal(self, request: Request | bytes, method: str = "GetBatch") -> Ending:
+    def refusal(self, request: Request | bytes, method: str = "") -> Ending:
         """How a call ends that has no answer."""
         answers, ending = self.ask(request, method)
         assert answers == []
@@ -110,23 +117,24 @@ def serving(
     batch_bytes_max: int = BATCH_BYTES_MAX,
     limits: StreamLimits = LIMITS,
     kind: type[TokenFeed] = TokenFeed,
+    request_bytes_max: int = REQUEST_BYTES_MAX,
 ) -> Iterator[Peer]:
     """Serve on a free port, in this process."""
-    calls = AdmissionControl(limits)
+    calls, activity = AdmissionControl(limits), Activity()
     service = kind(
         datasets,
         calls,
         calls,
-        Activity(),
+        activity,
         batch_bytes_max=batch_bytes_max,
-        request_bytes_max=REQUEST_BYTES_MAX,
+        request_bytes_max=request_bytes_max,
     )
     server = listener.create_server(
-        service.handler(), calls_max=64, request_bytes_max=REQUEST_BYTES_MAX
+        service.handler(), calls_max=64, request_bytes_max=request_bytes_max
     )
     address = listener.bind(server, "127.0.0.1", 0)
     server.start()
-    peer = Peer(address)
+    peer = Peer(address, activity)
     try:
         yield peer
     finally:
@@ -181,11 +189,7 @@ def lone_peer(datasets: dict[str, Dataset]) -> Iterator[Peer]:
 def asking(**fields: object) -> pb.GetBatchRequest:
     """A request that would be granted, but for the fields given; a field of None is left out."""
     chosen = {"batch_size": 4, "context_length": 16, "dataset": "short", "num_batches": 2, **fields}
-    if "expected_identity" in fields:
-        chosen.setdefault("identity_version", 1)
-    return pb.GetBatchRequest(
-        **{name: value for name, value in chosen.items() if value is not None}
-    )
+    return batches(**chosen)
 
 
 def require_refusal(found: Ending, status: Status, field: str, *mentions: object) -> None:
@@ -476,7 +480,7 @@ def test_another_identity_is_refused_before_the_first_frame(
     peer: Peer, datasets: dict[str, Dataset]
 ) -> None:
     """Resuming on another corpus, seed, order or T would otherwise go on, silently wrong."""
-    expected = stream_identity(orders.find("random-1"), 7, 16, datasets["short"].fingerprint)
+    expected = reference.identity("random-1", 7, 16, datasets["short"].fingerprint)
     right = asking(seed=7, expected_identity=expected)
     assert len(peer.rows(right)) == 8
     for wrong in (
@@ -521,21 +525,6 @@ def test_a_digest_that_becomes_known_is_reported_and_compared_from_then_on(
     require_refusal(found, Status.FAILED_PRECONDITION, "expected_digest", late.digest.hex())
 
 
-def test_an_expected_identity_goes_with_its_version(peer: Peer) -> None:
-    """Of another form every identity is another one, and "another corpus" would be the wrong
-    answer.
-    """
-    missing = asking(expected_identity=bytes(32), identity_version=None)
-    require_refusal(peer.refusal(missing), Status.INVALID_ARGUMENT, "identity_version", "missing")
-    of_mixtures = asking(expected_identity=bytes(32), identity_version=2)
-    found = peer.refusal(of_mixtures)
-    require_refusal(found, Status.FAILED_PRECONDITION, "identity_version", 1, 2)
-    for version in (4, (1 << 32) - 1):
-        later = asking(expected_identity=bytes(32), identity_version=version)
-        found = peer.refusal(later)
-        require_refusal(found, Status.INVALID_ARGUMENT, "identity_version", version)
-
-
 def test_the_seed_of_an_order_that_ignores_it_is_not_part_of_the_identity(peer: Peer) -> None:
     """Two runs over the same tokens in the same order are the same stream."""
     (found,) = peer.frames(asking(order="sequential-1", seed=1, num_batches=1))
@@ -577,15 +566,15 @@ def test_a_field_that_has_to_be_understood_is_refused_by_its_number(
 def test_a_field_within_a_message_has_to_be_understood_too(peer: Peer) -> None:
     """Sources, stages and planes will have more fields one day."""
     plane = b"\x08\x33\xc8\x01\x01"  # kind 51, field 25
-    found = peer.refusal(asking().SerializeToString() + b"\x62" + bytes([len(plane)]) + plane)
+    found = peer.refusal(asking().SerializeToString() + b"\x4a" + bytes([len(plane)]) + plane)
     require_refusal(found, Status.INVALID_ARGUMENT, "request", 25, "WantedPlane")
 
 
 def test_a_known_field_of_another_type_is_not_taken_for_unset(peer: Peer) -> None:
     """protobuf leaves it out: rank 1 as eight bytes would be rank 0."""
-    rank = b"\x49" + (1).to_bytes(8, "little")
+    rank = b"\x31" + (1).to_bytes(8, "little")
     found = peer.refusal(asking(world_size=2).SerializeToString() + rank)
-    require_refusal(found, Status.INVALID_ARGUMENT, "request", 9, "GetBatchRequest")
+    require_refusal(found, Status.INVALID_ARGUMENT, "request", 6, "GetBatchRequest")
 
 
 def test_hints_change_nothing(peer: Peer) -> None:
@@ -604,20 +593,6 @@ def test_hints_change_nothing(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "status"),
-    [
-        ("stage", pb.Stage(sources=[pb.StageSource(weight=1)]), Status.INVALID_ARGUMENT),
-        ("redactions", [pb.Redaction(list_hash=bytes(32))], Status.FAILED_PRECONDITION),
-    ],
-)
-def test_what_is_not_served_yet_is_refused_by_name(
-    peer: Peer, field: str, value: object, status: Status
-) -> None:
-    """The contract has it already: a client that requests it gets it, or an error."""
-    require_refusal(peer.refusal(asking(**{field: value})), status, field)
-
-
-@pytest.mark.parametrize(
     ("order", "long_documents", "field", "mention"),
     [
         ("", "cut", "long_documents", "random-1 does not read documents; omit it"),
@@ -632,12 +607,13 @@ def test_what_is_wrong_with_an_order_over_documents_is_named(
 ) -> None:
     """In a request for rows, in one of a mixture, and in one that only counts them."""
     of_dataset = asking(order=order, long_documents=long_documents)
-    source = pb.StageSource(dataset="short", order=order, long_documents=long_documents, weight=1)
+    source = pb.Source(dataset="short", order=order, long_documents=long_documents)
+    both = (source, 1), (pb.Source(number=1, dataset="long"), 1)
     counted = pb.DescribeRequest(
         dataset="short", context_length=16, order=order, long_documents=long_documents
     )
 
-    for found in (peer.refusal(of_dataset), peer.refusal(mixing(source))):
+    for found in (peer.refusal(of_dataset), peer.refusal(mixing(*both))):
         require_refusal(found, Status.INVALID_ARGUMENT, field, mention)
     require_refusal(peer.refusal(counted, "Describe"), Status.INVALID_ARGUMENT, field)
 
@@ -664,26 +640,26 @@ def test_rows_that_cannot_be_counted_are_refused(
     require_refusal(peer.refusal(request, "Describe"), status, field)
 
 
-def mixing(*sources: pb.StageSource, **fields: object) -> pb.GetBatchRequest:
+def mixing(*sources: Weighted, context_length: int = 16, **fields: Any) -> pb.GetBatchRequest:
     """A request of a mixture that would be granted, but for what is given."""
     given = sources or (
-        pb.StageSource(number=0, dataset="long", order="shuffled-1", weight=2),
-        pb.StageSource(number=1, dataset="short", order="random-1", weight=1),
+        (pb.Source(number=0, dataset="long", order="shuffled-1"), 2),
+        (pb.Source(number=1, dataset="short", order="random-1"), 1),
     )
-    stage = pb.Stage(previous_identity=bytes(32), sources=given)
-    return asking(**{"dataset": None, "order": "mixture-1", "stage": stage} | fields)
+    stream = mixed(*given, seed=3, context_length=context_length)
+    return pb.GetBatchRequest(**{"batch_size": 4, "num_batches": 2, "stream": stream} | fields)
 
 
 @pytest.mark.parametrize(
     ("request_of_mixture", "status", "field", "mention"),
     [
         (
-            mixing(pb.StageSource(dataset="none", weight=1)),
+            mixing((pb.Source(dataset="none"), 1)),
             Status.NOT_FOUND,
             "dataset",
             "'none' is not served here, only long, short",
         ),
-        (mixing(pb.StageSource(weight=1)), Status.INVALID_ARGUMENT, "dataset", "has several"),
+        (mixing((pb.Source(), 1)), Status.INVALID_ARGUMENT, "dataset", "has several"),
         (
             mixing(context_length=300),
             Status.INVALID_ARGUMENT,
@@ -691,29 +667,33 @@ def mixing(*sources: pb.StageSource, **fields: object) -> pb.GetBatchRequest:
             "300 is not in [1, 300): the longest file of short has 300 tokens",
         ),
         (
-            mixing(expected_identity=bytes(32), identity_version=2),
+            mixing(expected_identity=bytes(32)),
             Status.FAILED_PRECONDITION,
             "expected_identity",
-            "mixture differs",
-        ),
-        (
-            mixing(expected_identity=bytes(32), identity_version=1),
-            Status.FAILED_PRECONDITION,
-            "identity_version",
-            "1 is not that of this request, 2",
+            "stages differ",
         ),
         (
             mixing(
-                pb.StageSource(dataset="short", weight=1),
-                pb.StageSource(
-                    dataset="long", weight=1, number=1, expected_digest=bytes(range(32))
-                ),
+                (pb.Source(dataset="short"), 1),
+                (pb.Source(dataset="long", number=1, expected_digest=bytes(range(32))), 1),
             ),
             Status.FAILED_PRECONDITION,
             "expected_digest",
             bytes(range(32)).hex(),
         ),
         (mixing(batch_size=1 << 20), Status.INVALID_ARGUMENT, "batch_size", "above the limit"),
+        (
+            mixing(planes=[pb.WantedPlane(kind=51)]),
+            Status.INVALID_ARGUMENT,
+            "planes",
+            "51 (loss_mask) is no plane of long, short",
+        ),
+        (
+            mixing(planes=[pb.WantedPlane(kind=52)]),
+            Status.INVALID_ARGUMENT,
+            "planes",
+            "52 (token_counts) is of orders over documents only",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_mixture_is_named(
@@ -728,12 +708,12 @@ def test_what_is_wrong_with_a_mixture_is_named(
     [
         (asking(planes=[pb.WantedPlane(kind=51)] * 10_000), Status.INVALID_ARGUMENT, "planes"),
         (
-            mixing(*(pb.StageSource(number=n, weight=1) for n in range(2000, 0, -1))),
+            mixing(*((pb.Source(number=n), 1) for n in range(2000, 0, -1))),
             Status.INVALID_ARGUMENT,
-            "stage.sources",
+            "stage.shares",
         ),
         (
-            mixing(pb.StageSource(order="x" * 30_000, long_documents="cut", weight=1)),
+            mixing((pb.Source(order="x" * 30_000, long_documents="cut"), 1)),
             Status.NOT_FOUND,
             "order",
         ),
@@ -754,12 +734,12 @@ def test_the_frames_of_a_mixture_have_the_identity_of_its_stage(
 ) -> None:
     """By which a client knows what it reads, and that a replica has the same."""
     parts = [
-        SourceParts(0, datasets["long"].fingerprint, "shuffled-1", 0, 0, 2),
-        SourceParts(1, datasets["short"].fingerprint, "random-1", 0, 0, 1),
+        reference.Source(0, datasets["long"].fingerprint, "shuffled-1", 0, 0, 2),
+        reference.Source(1, datasets["short"].fingerprint, "random-1", 0, 0, 1),
     ]
-    identity = stage_identity(bytes(32), 0, 0, parts)
+    identity = reference.stage_identity(bytes(32), 0, 0, 16, 3, parts)
 
-    frames = peer.frames(mixing(expected_identity=identity, identity_version=2))
+    frames = peer.frames(mixing(expected_identity=identity))
 
     assert {found.identity for found in frames} == {identity}
     assert len(rows_of(frames, 16)) == 8
@@ -779,7 +759,7 @@ def test_a_source_that_has_failed_fails_the_mixtures_with_it(tmp_path: Path) -> 
         assert ending[0] is Status.DATA_LOSS
         assert "'short' changed while it was served" in ending[1]
         require_refusal(peer.refusal(request), Status.DATA_LOSS, "dataset", "'short' changed")
-        request.stage.sources[1].dataset = "third"
+        request.stream.sources[1].dataset = "third"
         assert len(peer.rows(request)) == 400
 
 
@@ -815,7 +795,7 @@ def test_an_unset_order_means_random_1(peer: Peer, datasets: dict[str, Dataset])
         peer.frames(asking(order=None, seed=3)),
         peer.frames(asking(order="random-1", seed=3)),
     )
-    random_1 = stream_identity(orders.find("random-1"), 3, 16, datasets["short"].fingerprint)
+    random_1 = reference.identity("random-1", 3, 16, datasets["short"].fingerprint)
     np.testing.assert_array_equal(rows_of(unset, 16), rows_of(named, 16))
     assert {f.identity for f in unset} == {f.identity for f in named} == {random_1}
 
@@ -933,9 +913,8 @@ def test_describe_says_what_is_served(peer: Peer, datasets: dict[str, Dataset]) 
     assert list(short.planes) == []
     assert not short.HasField("documents")
     of_windows = ["random-1", "shuffled-1", "sequential-1"]
-    assert list(described.orders) == [*of_windows, "packed-1", "padded-1", "mixture-1"]
+    assert list(described.orders) == [*of_windows, "packed-1", "padded-1"]
     assert described.limits.batch_bytes_max == BATCH_BYTES_MAX
-    assert described.identity_versions == [1, 2, 3]
     assert described.contract_revisions == [CONTRACT_REVISION]
     assert abs(described.server_time_ms / 1000 - time.time()) < 15
 
@@ -956,7 +935,7 @@ def test_describe_counts_no_rows_unless_it_is_given_a_length(peer: Peer) -> None
 class Unlucky(TokenFeed):
     """A service whose disk fails at each read."""
 
-    def _open(self, request: pb.GetBatchRequest) -> None:  # type: ignore[override]
+    def _open(self, *_: object) -> NoReturn:
         raise OSError(5, "Input/output error", SECRET)
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
@@ -1074,8 +1053,8 @@ def test_a_call_above_the_limit_is_told_to_retry(datasets: dict[str, Dataset]) -
         assert 500 <= int(hint.value) <= 1500
         first.cancel()
         second.cancel()
-        spec = StreamSpec.of_dataset("long", orders.find("random-1"), 0, 16)
-        options = StreamRequest(spec, Position(0, 2), 1)
+        stream = Stream.of_dataset("long", orders.find("random-1"), 0, 16)
+        options = BatchRequest(stream, Position(0, 2), num_batches=1)
         remote = DatasetClient(peer.address, options, timeouts=Timeouts(reconnect_seconds=10))
         waiting = RowStream(remote, options, prefetch_bytes=1 << 20, counters=Counters())
         waiting.start()

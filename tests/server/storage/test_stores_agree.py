@@ -25,6 +25,7 @@ from server.storage.local.pread_store import PreadStore
 from server.storage.store import TokenStore, gather_block
 from tests.conftest import WriteTokens
 from tests.server.conftest import options
+from tests.server.requests import batches
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
@@ -187,9 +188,7 @@ def test_a_store_in_memory_is_served(dtype: str) -> None:
     try:
         with grpc.insecure_channel(address) as channel:
             ask = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
-            request = pb.GetBatchRequest(
-                batch_size=4, context_length=9, num_batches=3, order="sequential-1"
-            )
+            request = batches(batch_size=4, context_length=9, num_batches=3, order="sequential-1")
             messages = list(ask(request.SerializeToString(), timeout=10))
     finally:
         calls.drain()

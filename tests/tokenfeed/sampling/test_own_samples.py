@@ -10,20 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.stages import AskedStage, asked_stages, stages_of
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.own_samples import by_epoch, by_times, own_samples, own_samples_of
-from tokenfeed.stream.spec import Mixture, Source, StreamSpec
-from tokenfeed.stream.stages import AskedStage, scheduled
+from tokenfeed.stream.stage import Share, Source, Stage
+from tokenfeed.stream.stream import Stream
 
 ORDER = orders.latest("shuffled")
 
 
-def mixture(*asked: AskedStage, seed: int = 7) -> StreamSpec:
+def mixture(*asked: AskedStage, seed: int = 7) -> Stream:
     count = len(asked[-1].weights)
     sources = tuple(Source(f"d{number}", ORDER, 1, number) for number in range(count))
-    return StreamSpec(4, sources, Mixture(seed, scheduled(asked, count)))
+    return Stream(seed, sources, stages_of(asked, 4))
 
 
 def shown(ranges: np.ndarray) -> list[int]:
@@ -35,56 +36,57 @@ def shown(ranges: np.ndarray) -> list[int]:
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> StreamSpec:
-    """Mixtures of a few sources and stages, whose weights may be 0."""
-    count = draw(st.integers(1, 4))
-    weights = st.lists(st.integers(0, 9), min_size=count, max_size=count).filter(any)
-    asked = [AskedStage(0, tuple(draw(weights)))]
-    for _ in range(draw(st.integers(0, 3))):
-        last = scheduled(asked, count)[-1]
-        begin = last.first_sample + draw(st.integers(1, 4 * last.block_size))
-        asked.append(AskedStage(begin, tuple(draw(weights))))
-    return mixture(*asked, seed=draw(st.integers(0, 2**64 - 1)))
-
-
-@st.composite
 def apart(draw: st.DrawFn, most: int = 300) -> np.ndarray:
     """Ascending ranges of samples."""
     edges = sorted(draw(st.lists(st.integers(0, most), max_size=12)))
     return np.array(edges[: len(edges) // 2 * 2], dtype=np.int64).reshape(-1, 2)
 
 
-@given(specs(), apart())
-def test_own_samples_are_those_of_each_sample(spec: StreamSpec, ranges: np.ndarray) -> None:
+@given(asked_stages(), st.integers(0, 2**64 - 1), apart())
+def test_own_samples_are_those_of_each_sample(
+    asked: list[AskedStage], seed: int, ranges: np.ndarray
+) -> None:
     """Blocks, stages, and what was skipped: a manifest has no sample too many and none too few."""
     samples = np.array([x for first, end in ranges for x in range(first, end)], dtype=np.int64)
-    assert spec.mixture is not None
-    source, own = locate_all(spec.mixture, samples)
+    stream = mixture(*asked, seed=seed)
+    source, own = locate_all(stream, samples)
 
-    found = own_samples_of(spec, ranges)
+    found = own_samples_of(stream, ranges)
 
     for number, each in enumerate(found):
         assert shown(each) == sorted(own[source == number].tolist())
 
 
 def test_own_samples_of_one_dataset_are_its_samples() -> None:
-    """No mixture, and nothing to compute."""
-    spec = StreamSpec.of_dataset("d", ORDER, 1, 8)
+    """One range, however long."""
+    stream = Stream.of_dataset("d", ORDER, 1, 8)
 
-    assert own_samples(spec, 5, 2**62)[0].tolist() == [[5, 2**62]]
-    assert own_samples(spec, 5, 5)[0].shape == (0, 2)
+    assert own_samples(stream, 5, 2**62)[0].tolist() == [[5, 2**62]]
+    assert own_samples(stream, 5, 5)[0].shape == (0, 2)
     with pytest.raises(InvalidRequest, match="end_sample: 9223372036854775808 is not in"):
-        own_samples(spec, 0, 2**63)
+        own_samples(stream, 0, 2**63)
+
+
+def test_own_samples_begin_with_the_bases_of_a_stage_and_are_listed_by_source() -> None:
+    """Sources may have gaps in their numbers, pause, and count rows of another length."""
+    sources = tuple(Source(f"d{number}", ORDER, 1, number) for number in (0, 3, 9))
+    first = Stage(4, 100, 8, (Share(0, 0, 7), Share(3, 2, 10), Share(9, 1, 20)))
+    second = Stage(5, 130, 4, (Share(9, 1, 800),))
+    stream = Stream(7, sources, (first, second))
+
+    found = [each.tolist() for each in own_samples(stream, 100, 140)]
+
+    assert found == [[], [[10, 30]], [[20, 30], [800, 810]]]
 
 
 def test_a_thousand_runs_of_10_9_samples_take_no_longer_than_their_gaps() -> None:
     """A history of a thousand skips, in a mixture with blocks of a million samples."""
-    spec = mixture(AskedStage(0, (999_983, 17)), AskedStage(10**8 + 5, (600_000, 400_000)))
+    stream = mixture(AskedStage(0, (999_983, 17)), AskedStage(10**8 + 5, (600_000, 400_000)))
     firsts = np.arange(1000, dtype=np.int64) * 1_000_100
     ranges = np.stack([firsts, firsts + 1_000_000], axis=1)
     begun = time.process_time()
 
-    found = own_samples_of(spec, ranges)
+    found = own_samples_of(stream, ranges)
 
     assert time.process_time() - begun < 5  # one by one they take 100 s
     assert sum(int((each[:, 1] - each[:, 0]).sum()) for each in found) == 10**9

@@ -15,27 +15,36 @@ from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowPieces
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan, row_count, rows_at_once
-from tokenfeed.stream.spec import Mixture, Source, StreamSpec
-from tokenfeed.stream.stages import AskedStage, scheduled
+from tokenfeed.stream.schedule import first_stage
+from tokenfeed.stream.stage import Source
+from tokenfeed.stream.stream import Stream
 
 
 def shape_of(*token_counts: int) -> Shape:
     return Shape(np.array(token_counts, dtype=np.int64))
 
 
-def spec_of(order: str, seed: int, context_length: int) -> StreamSpec:
-    return StreamSpec.of_dataset("", orders.find(order), seed, context_length)
+def stream_of(order: str, seed: int, context_length: int) -> Stream:
+    return Stream.of_dataset("", orders.find(order), seed, context_length)
 
 
-def places(spec: StreamSpec, shape: Shape, samples: Iterable[int]) -> list[tuple[int, int]]:
+def mixed(weights: tuple[int, ...], names: tuple[str, ...]) -> Stream:
+    """A mixture of sources of these orders, of one stage, as a request has it."""
+    sources = tuple(
+        Source(f"s{number}", orders.find(name), 7, number) for number, name in enumerate(names)
+    )
+    return Stream(7, sources, (first_stage(4, dict(enumerate(weights))),)).at(0)[0]
+
+
+def places(stream: Stream, shape: Shape, samples: Iterable[int]) -> list[tuple[int, int]]:
     """(file, first token) of the window of each sample, after a look at what surrounds it."""
     numbers = np.array(samples, dtype=np.int64)
-    spans = plan(spec, [shape], numbers)
-    assert (len(spans), spans.row_tokens) == (numbers.size, spec.context_length + 1)
+    spans = plan(stream, [shape], numbers)
+    assert (len(spans), spans.row_tokens) == (numbers.size, stream.context_length + 1)
     assert spans.are_windows
     assert spans.first_span.tolist() == list(range(numbers.size + 1))
     assert spans.source.tolist() == [0] * numbers.size
-    assert spans.token_count.tolist() == [spec.context_length + 1] * numbers.size
+    assert spans.token_count.tolist() == [stream.context_length + 1] * numbers.size
     return list(zip(spans.shard.tolist(), spans.token_offset.tolist(), strict=True))
 
 
@@ -53,7 +62,7 @@ def test_windows_are_those_of_the_second_implementation(
     context_length = data.draw(st.integers(1, max(token_counts) - 1))
     samples = range(first_sample, first_sample + 20)
 
-    found = places(spec_of(order, seed, context_length), shape_of(*token_counts), samples)
+    found = places(stream_of(order, seed, context_length), shape_of(*token_counts), samples)
 
     assert found == [
         reference.window(order, seed, token_counts, context_length, sample) for sample in samples
@@ -66,7 +75,7 @@ def test_an_epoch_has_every_window_of_every_file_once_and_none_across_two(order:
     shape = shape_of(21, 4, 9, 41)
     epoch = range(row_count(orders.find(order), shape, 5))
 
-    found = places(spec_of(order, 3, 5), shape, epoch)
+    found = places(stream_of(order, 3, 5), shape, epoch)
 
     assert sorted(found) == [
         *((0, 5 * i) for i in range(4)),
@@ -77,16 +86,16 @@ def test_an_epoch_has_every_window_of_every_file_once_and_none_across_two(order:
 
 def test_random_reaches_every_start_of_every_file() -> None:
     """The first and the last possible window of each included."""
-    found = places(spec_of("random-1", 0, 4), shape_of(9, 5, 3), range(2000))
+    found = places(stream_of("random-1", 0, 4), shape_of(9, 5, 3), range(2000))
 
     assert set(found) == {(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)}
 
 
 def test_a_corpus_of_2_40_tokens_is_planned_without_loss() -> None:
     """numpy turns uint64 with int64 into float64, which is wrong above 2^53."""
-    spec, shape = spec_of("random-1", 0, 2**20), shape_of(2**62, 2**61)
+    stream, shape = stream_of("random-1", 0, 2**20), shape_of(2**62, 2**61)
 
-    spans = plan(spec, [shape], np.arange(1000, dtype=np.int64))
+    spans = plan(stream, [shape], np.arange(1000, dtype=np.int64))
 
     assert spans.token_offset.dtype == np.int64
     assert set(spans.shard.tolist()) == {0, 1}
@@ -105,7 +114,7 @@ def test_a_context_length_that_does_not_fit_is_named_with_its_limit(context_leng
 def test_no_sample_is_planned_where_no_file_holds_a_window(order: str, context_length: int) -> None:
     """A place out of none would be a division by zero, or a token of another file."""
     with pytest.raises(InvalidRequest, match=r"context_length: .* \[1, 10\)"):
-        places(spec_of(order, 0, context_length), shape_of(10, 4), [0])
+        places(stream_of(order, 0, context_length), shape_of(10, 4), [0])
 
 
 def test_a_file_that_is_just_long_enough_has_one_window() -> None:
@@ -113,7 +122,7 @@ def test_a_file_that_is_just_long_enough_has_one_window() -> None:
     shape = shape_of(9, 10)
 
     for order in orders.OF_WINDOWS:
-        assert set(places(spec_of(order, 1, 9), shape, range(20))) == {(1, 0)}
+        assert set(places(stream_of(order, 1, 9), shape, range(20))) == {(1, 0)}
         assert row_count(orders.find(order), shape, 9) == 1
         assert row_count(orders.find(order), shape, 10) == 0
 
@@ -191,20 +200,14 @@ def test_rows_are_planned_at_once_by_the_pieces_that_their_weights_bring() -> No
     """A rare source of short documents must not cut the plan of all others into small steps."""
     shape = shape_of(9000)
     shape.document_rows = lambda key: ManyPieces()
-    names = {"a": "shuffled-1", "b": "packed-1"}
-    sources = tuple(
-        Source(name, orders.find(order), 7, number)
-        for number, (name, order) in enumerate(names.items())
-    )
     found = {}
     for weights in ((1, 0), (999, 1), (1, 1), (0, 1)):
-        mixture = Mixture(7, scheduled([AskedStage(0, weights)], 2))
-        found[weights] = rows_at_once(StreamSpec(4, sources, mixture), [shape, shape])
+        stream = mixed(weights, ("shuffled-1", "packed-1"))
+        found[weights] = rows_at_once(stream, [shape] * len(stream.sources))
 
     assert found[1, 0] == found[999, 1] == PLAN_ROWS
     assert found[1, 1] == pytest.approx(2 * found[0, 1], abs=1)
     assert found[0, 1] == 65
-    assert rows_at_once(StreamSpec(4, sources[:1], None), [shape]) == PLAN_ROWS
 
 
 @pytest.mark.parametrize("others", ["packed-1", "shuffled-1"])
@@ -212,15 +215,10 @@ def test_no_sample_of_a_mixture_over_documents_has_no_span(others: str) -> None:
     """A stream is planned before its first row is requested."""
     shape = shape_of(9)
     shape.document_rows = lambda key: OneDocument()
-    sources = tuple(
-        Source(name, orders.find(order), 7, number)
-        for number, (name, order) in enumerate({"a": others, "b": "packed-1"}.items())
-    )
-    mixture = Mixture(7, scheduled([AskedStage(0, (1, 1))], 2))
-    spec = StreamSpec(4, sources, mixture)
+    stream = mixed((1, 1), (others, "packed-1"))
 
-    spans = plan(spec, [shape, shape], np.array([], dtype=np.int64))
+    spans = plan(stream, [shape, shape], np.array([], dtype=np.int64))
 
     assert len(spans) == 0
     assert spans.first_span.tolist() == [0]
-    assert len(plan(spec, [shape, shape], np.arange(4))) == 4
+    assert len(plan(stream, [shape, shape], np.arange(4))) == 4

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from tests.support.frames import encode
-from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.draft import drafts
-from tokenfeed.wire.frame import TOKEN_DTYPES, Stream
+from tokenfeed.wire.frame import TOKEN_DTYPES, Frames
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 T = 5
-SPEC = StreamSpec.of_dataset("", orders.find("shuffled-1"), 7, T)
-STREAM = Stream(SPEC, Position(800, 4, 1, 2), bytes(range(32)), {LOSS_MASK: bytes(range(32, 64))})
+PLANES = {LOSS_MASK: bytes(range(32, 64))}
+FRAMES = Frames(T + 1, Position(800, 4, 1, 2), bytes(range(32)), PLANES)
 
 
 @pytest.mark.parametrize("token_bytes", [2, 4])
@@ -34,7 +32,7 @@ def test_a_message_is_what_the_protobuf_runtime_writes(
     lengths = np.ones(row_count, dtype=np.uint32)
     plane = Plane(LOSS_MASK, lengths, np.arange(row_count, dtype=np.uint8))
     planes = (plane,) if has_plane else ()
-    (message,) = encode(STREAM, 6, RowBlock(tokens, planes))
+    (message,) = encode(FRAMES, 6, RowBlock(tokens, planes))
 
     assert pb.Frame.FromString(message).SerializeToString() == message
     assert message.endswith(tokens.tobytes())
@@ -42,7 +40,7 @@ def test_a_message_is_what_the_protobuf_runtime_writes(
 
 def test_the_tokens_of_a_draft_live_as_long_as_they_are_used() -> None:
     """They are memory of the message, which nothing else may keep."""
-    tokens = drafts(STREAM, 0, 10_000, TOKEN_DTYPES[2])[0].tokens
+    tokens = drafts(FRAMES, 0, 10_000, TOKEN_DTYPES[2])[0].tokens
     gc.collect()
     others = [bytes(tokens.nbytes) for _ in range(100)]
     tokens[:] = 7

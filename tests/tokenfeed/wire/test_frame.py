@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.frames import encode
 from tokenfeed.errors import BadFrame
-from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import KINDS
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import StreamSpec
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
+from tokenfeed.wire.request import SampleList
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 IDENTITY = bytes(range(32))
@@ -29,11 +28,11 @@ FINGERPRINTS = {50: bytes([50] * 32), 51: bytes([51] * 32), 52: bytes(32), 53: b
 MIB_4 = 4 << 20
 
 
-def stream_of(
-    planes: Sequence[int] = (), position: Position = POSITION, context_length: int = T
-) -> frame.Stream:
-    spec = StreamSpec.of_dataset("", orders.find("random-1"), 0, context_length, planes)
-    return frame.Stream(spec, position, IDENTITY, {kind: FINGERPRINTS[kind] for kind in planes})
+def frames_of(
+    planes: Sequence[int] = (), position: Position | SampleList = POSITION, context_length: int = T
+) -> frame.Frames:
+    guards = {kind: FINGERPRINTS[kind] for kind in planes}
+    return frame.Frames(context_length + 1, position, IDENTITY, guards)
 
 
 def plane_of(kind: int, contents: Sequence[bytes]) -> Plane:
@@ -51,9 +50,11 @@ def block_of(
     )
 
 
-def encoded_block(block: RowBlock, stream_row: int = 6, position: Position = POSITION) -> bytes:
-    stream = stream_of([plane.kind for plane in block.planes], position)
-    (message,) = encode(stream, stream_row, block)
+def encoded_block(
+    block: RowBlock, stream_row: int = 6, position: Position | SampleList = POSITION
+) -> bytes:
+    frames = frames_of([plane.kind for plane in block.planes], position)
+    (message,) = encode(frames, stream_row, block)
     return message
 
 
@@ -62,7 +63,7 @@ def encoded(stream_row: int = 6, row_count: int = 3, token_bytes: int = 2) -> by
 
 
 def read(message: bytes, stream_row: int = 6) -> np.ndarray:
-    return frame.decode(message).rows(stream_of(), stream_row).tokens
+    return frame.decode(message).rows(frames_of(), stream_row).tokens
 
 
 def plain(block: RowBlock) -> tuple[bytes, list[tuple[int, list[int], bytes]]]:
@@ -152,7 +153,7 @@ def test_a_frame_is_an_ordinary_protobuf_message(
     assert parsed.checksum == reference.frame_checksum(
         IDENTITY, parsed.first_sample, row, row_count, 4, 1, 3, parsed.tokens, expected or None
     )
-    rows = frame.decode(message).rows(stream_of(sorted(planes)), stream_row)
+    rows = frame.decode(message).rows(frames_of(sorted(planes)), stream_row)
     assert rows.tokens.shape == (row_count, T + 1)
     assert rows.tokens.tobytes() == parsed.tokens
     assert plain(rows) == plain(block)
@@ -215,7 +216,7 @@ def test_any_valid_encoding_decodes_to_the_same_rows(
 
     other = b"".join(fields[name].pop(0) for name in data.draw(st.permutations(names)))
 
-    decoded = frame.decode(other).rows(stream_of(sorted(planes), position), 2)
+    decoded = frame.decode(other).rows(frames_of(sorted(planes), position), 2)
     assert decoded.tokens.tobytes() == tokens
     assert plain(decoded) == plain(block)
 
@@ -311,7 +312,7 @@ def test_a_bit_flipped_in_a_frame_with_planes_is_found_or_changes_nothing() -> N
         damaged = bytearray(message)
         damaged[bit // 8] ^= 1 << bit % 8
         try:
-            rows = frame.decode(bytes(damaged)).rows(stream_of([50, 51]), 6)
+            rows = frame.decode(bytes(damaged)).rows(frames_of([50, 51]), 6)
         except BadFrame:
             continue
         assert plain(rows) == plain(block)
@@ -331,16 +332,16 @@ def test_a_frame_has_the_planes_that_were_asked_for_and_no_other(
     found = frame.decode(encoded_block(block))
 
     if sent == wanted:
-        assert plain(found.rows(stream_of(wanted), 6)) == plain(block)
+        assert plain(found.rows(frames_of(wanted), 6)) == plain(block)
         return
     with pytest.raises(BadFrame, match="planes"):
-        found.rows(stream_of(wanted), 6)
+        found.rows(frames_of(wanted), 6)
 
 
 def test_a_plane_of_another_corpus_is_refused() -> None:
     """The tokens are the same, and so is the identity: only the plane differs."""
     message = encoded_block(block_of(planes={51: [b"1", b"2", b"3"]}))
-    expected = replace(stream_of([51]), plane_fingerprints={51: bytes([7] * 32)})
+    expected = replace(frames_of([51]), plane_fingerprints={51: bytes([7] * 32)})
 
     with pytest.raises(BadFrame, match="checksum"):
         frame.decode(message).rows(expected, 6)
@@ -367,7 +368,7 @@ def test_a_plane_whose_lengths_are_not_those_of_its_rows_is_refused(
     message.loss_mask.content = content
 
     with pytest.raises(BadFrame, match="plane 51"):
-        frame.decode(message.SerializeToString()).rows(stream_of([51]), 6)
+        frame.decode(message.SerializeToString()).rows(frames_of([51]), 6)
 
 
 def test_a_mask_moved_from_one_row_to_another_is_found() -> None:
@@ -376,7 +377,7 @@ def test_a_mask_moved_from_one_row_to_another_is_found() -> None:
     message.document_starts.row_bytes[:] = [0, 4, 0]
 
     with pytest.raises(BadFrame, match="checksum"):
-        frame.decode(message.SerializeToString()).rows(stream_of([50]), 6)
+        frame.decode(message.SerializeToString()).rows(frames_of([50]), 6)
 
 
 @pytest.mark.parametrize(
@@ -395,19 +396,19 @@ def test_a_frame_that_answers_another_question_is_refused(
 ) -> None:
     """A bit flipped in the request on its way gives good tokens of the wrong samples."""
     with pytest.raises(BadFrame):
-        frame.decode(encoded()).rows(stream_of(position=position), stream_row)
+        frame.decode(encoded()).rows(frames_of(position=position), stream_row)
 
 
 def test_a_frame_of_another_rank_is_refused_although_its_place_is_the_same() -> None:
     """Rank and world size are in no field of the frame; only the checksum knows them."""
     with pytest.raises(BadFrame, match="checksum"):
-        frame.decode(encoded()).rows(stream_of(position=Position(1000, 4, 0, 3)), 6)
+        frame.decode(encoded()).rows(frames_of(position=Position(1000, 4, 0, 3)), 6)
 
 
 def test_a_frame_of_another_identity_is_refused() -> None:
     """Another corpus, order, seed or context length."""
     with pytest.raises(BadFrame, match="identity"):
-        frame.decode(encoded()).rows(replace(stream_of(), identity=bytes(32)), 6)
+        frame.decode(encoded()).rows(replace(frames_of(), identity=bytes(32)), 6)
 
 
 def test_the_first_row_of_a_stream_needs_no_field_but_is_read_all_the_same() -> None:
@@ -415,19 +416,79 @@ def test_the_first_row_of_a_stream_needs_no_field_but_is_read_all_the_same() -> 
     position = Position(0, 4)
     message = encoded_block(RowBlock(np.zeros((1, 6), dtype=np.uint16)), 0, position)
 
-    rows = frame.decode(message).rows(stream_of(position=position), 0)
+    rows = frame.decode(message).rows(frames_of(position=position), 0)
 
     assert rows.tokens.tolist() == [[0] * 6]
+
+
+LISTED = SampleList(np.array([7, 2**63 - 1, 7, 0, 5, 1, 2, 3], dtype=np.int64))
+
+
+@given(
+    row_count=st.integers(1, 8),
+    contents=CONTENTS,
+    samples=st.lists(st.integers(0, 2**63 - 1), min_size=8, max_size=40),
+    data=st.data(),
+)
+def test_a_frame_of_single_rows_says_where_it_begins_in_their_list(
+    row_count: int, contents: dict[int, list[bytes]], samples: list[int], data: st.DataObject
+) -> None:
+    """Its checksum covers the list as a whole, and so which rows these are."""
+    planes = {kind: found[:row_count] for kind, found in contents.items()}
+    block, first = block_of(row_count, 2, planes), data.draw(st.integers(0, 8 - row_count))
+    listed = SampleList(np.array(samples, dtype=np.int64))
+
+    message = encoded_block(block, first, listed)
+
+    parsed = pb.Frame.FromString(message)
+    assert (parsed.first_sample, parsed.first_row, parsed.row_count) == (0, first, row_count)
+    expected = [
+        reference.Plane(kind, FINGERPRINTS[kind], [len(one) for one in found], b"".join(found))
+        for kind, found in planes.items()
+    ]
+    assert parsed.checksum == reference.listed_checksum(
+        IDENTITY, samples, first, row_count, parsed.tokens, expected or None
+    )
+    rows = frame.decode(message).rows(frames_of(sorted(planes), listed), first)
+    assert plain(rows) == plain(block)
+
+
+@pytest.mark.parametrize(
+    ("samples", "first"),
+    [
+        ([7, 2**63 - 1, 7, 0, 5, 1, 2], 2),
+        ([7, 2**63 - 1, 7, 0, 5, 1, 2, 4], 2),
+        ([7, 2**63 - 1, 0, 7, 5, 1, 2, 3], 2),
+        ([6, 2**63 - 1, 7, 0, 5, 1, 2, 3], 2),
+        (LISTED.values.tolist(), 1),
+    ],
+)
+def test_a_frame_of_another_list_of_rows_is_refused(samples: list[int], first: int) -> None:
+    """A bit flipped in one sample gives good tokens of another row."""
+    message = encoded_block(block_of(), 2, LISTED)
+    listed = SampleList(np.array(samples, dtype=np.int64))
+
+    with pytest.raises(BadFrame):
+        frame.decode(message).rows(frames_of(position=listed), first)
+
+
+def test_a_frame_of_batches_is_none_of_single_rows() -> None:
+    """Also where both begin at sample 0 and row 0 with the same tokens."""
+    batches, listed = Position(0, 3), SampleList(np.arange(3, dtype=np.int64))
+
+    for sent, expected in ((batches, listed), (listed, batches)):
+        with pytest.raises(BadFrame, match="checksum"):
+            frame.decode(encoded_block(block_of(), 0, sent)).rows(frames_of(position=expected), 0)
 
 
 def messages_of(block: RowBlock, stream_row: int = 6) -> list[bytes]:
     """The frames of a block, after a look at whether they hold it whole and in order."""
     context_length = block.tokens.shape[1] - 1
-    stream = stream_of([one.kind for one in block.planes], context_length=context_length)
-    messages = list(encode(stream, stream_row, block))
+    frames = frames_of([one.kind for one in block.planes], context_length=context_length)
+    messages = list(encode(frames, stream_row, block))
     row = 0
     for message in messages:
-        found = frame.decode(message).rows(stream, stream_row + row)
+        found = frame.decode(message).rows(frames, stream_row + row)
         assert plain(found) == plain(block[row : row + len(found)])
         row += len(found)
     assert row == len(block)

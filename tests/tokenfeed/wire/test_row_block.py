@@ -53,6 +53,21 @@ def test_a_slice_has_tokens_and_planes_of_the_same_rows(
     assert contents_of(found[1:].planes[0]) == contents[part][1:]
 
 
+@given(contents=CONTENTS)
+def test_rows_without_a_plane_get_one_without_bytes(contents: list[bytes]) -> None:
+    """A batch may begin in a stage that has a mask, and end in one that has none."""
+    block = block_of(contents)
+
+    found = block.with_planes((50, 51, 52, 53))
+
+    assert [plane.kind for plane in found.planes] == [50, 51, 52, 53]
+    assert found.planes[:2] == block.planes
+    for plane in found.planes[2:]:
+        assert contents_of(plane) == [b""] * len(contents)
+    assert found.tokens is block.tokens
+    assert block.with_planes((50, 51)) is block
+
+
 def test_a_slice_copies_neither_tokens_nor_content() -> None:
     """A block is cut for each batch; its bytes stay where they are."""
     block = block_of([b"abc", b"", b"defg", b"h"])

@@ -9,29 +9,31 @@ import pytest
 
 from client.commands.plan.picture import _groups, _marks, _short, _steps, draw
 from tests.client.feed.mixture.test_forecast import planned
+from tests.support.stages import AskedStage, stages_of
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.stages import AskedStage
 
 STAGES = [AskedStage(0, (3, 1)), AskedStage(10, (1, 1)), AskedStage(20, (0, 1))]
 
 
 def test_borders_are_where_stages_really_begin() -> None:
     """Not where they were asked for; and only those within the plan."""
-    assert _steps(STAGES, 0, 30) == ([0, 12, 20, 30], [[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]])
-    assert _steps(STAGES, 0, 12) == ([0, 12], [[0.75, 0.25]])
-    assert _steps(STAGES, 15, 18) == ([15, 18], [[0.5, 0.5]])
+    stages, first, second = stages_of(STAGES), {0: 0.75, 1: 0.25}, {0: 0.5, 1: 0.5}
+    assert _steps(stages, 0, 30) == ([0, 12, 20, 30], [first, second, {1: 1.0}])
+    assert _steps(stages, 0, 12) == ([0, 12], [first])
+    assert _steps(stages, 15, 18) == ([15, 18], [second])
 
 
 def test_small_sources_are_drawn_as_one() -> None:
     """A hundred colors could not be told apart."""
-    names = [f"s{number}" for number in range(100)]
-    shares = [[number / 4950 for number in range(100)], [0.5, *[0.0] * 98, 0.5]]
+    names = {number: f"s{number}" for number in range(100)}
+    shares = [{number: number / 4950 for number in range(100)}, {0: 0.5, 99: 0.5}]
 
     groups = _groups(names, [0, 99, 100], shares)
 
     assert list(groups) == [*(f"s{number}" for number in range(91, 100)), "91 others"]
     assert sorted(chain.from_iterable(groups.values())) == list(range(100))
-    assert _groups(names[:10], [0, 1], [[0.1] * 10]) == {names[n]: [n] for n in range(10)}
+    few = {number: names[number] for number in range(10)}
+    assert _groups(few, [0, 1], [{0: 1.0}]) == {few[n]: [n] for n in range(10)}
 
 
 def test_sources_that_end_together_share_a_mark() -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from client.__main__ import main
 from client.batches.arrays import NumpyBatches
-from client.feed.history import History, Run, history_of
-from client.feed.saved.state import read_history, read_state, write_state
+from client.feed.history import Run
+from client.feed.state import read_state
 from client.provenance.rows import read_rows
 from client.provenance.runs import segments
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
 from tests.support.seen_runs import Delivered, SeenRun, T, Texts, local, served, write_texts
+from tests.support.states import state_of
 
 Captured = pytest.CaptureFixture[str]
 
@@ -106,42 +107,56 @@ def test_a_run_is_assumed_where_there_is_no_checkpoint(
     assert "sample 7 of train, epoch 1\n  train.bin tokens [4, 9)" in (capsys.readouterr().out)
 
 
-def test_a_sample_is_explained_by_the_stream_that_has_read_it(
+def test_a_sample_is_explained_by_the_stage_that_it_is_of(
     serve: Serve, tmp_path: Path, ask: Ask, capsys: Captured
 ) -> None:
-    """A run may have gone on with another context length: the row of that number is another one."""
+    """A run may have gone on with another context length: earlier rows stay what they were."""
     texts = {"web": write_texts(tmp_path, "web", 1)}
     address = served(serve, texts).address
-    runs = []
-    for length, first in ((8, 0), (12, 40)):
+    path, delivered = tmp_path / "state.json", []
+    state: dict[str, Any] = {}
+    for length in (8, 12):
         with NumpyBatches(address, 4, length, order="shuffled") as feed:
-            feed.skip(first)
-            next(feed)
-            runs.append((read_state(feed.state_dict())[1], first))
-    (short, _), (long, begin) = runs
-    history = history_of([Run(0, 0, 16, 4, 1, short), Run(4, begin, begin + 4, 4, 1, long)])
-    path = tmp_path / "state.json"
-    path.write_text(json.dumps(write_state(begin + 4, long, history)))
-    words = ("explain", address, "--state", path)
+            if state:
+                feed.load_state_dict(state, allow=("context_length", "mid_epoch"))
+            for _ in range(3):
+                delivered += next(feed.batches()).tokens.tolist()
+            state = feed.state_dict()
+    path.write_text(json.dumps(state))
+    words = ("explain", address, "--state", path, "--tokenizer", "bytes")
 
-    found = ask(*words, "--sample", 5)
-    assert found["context_length"] == 8
-    (row,), (same, *_) = found["rows"], ask(*words, "--step", 1, "--row", 1)["rows"]
-    assert row["ranges"] == same["ranges"]
-    for sample, title in (
-        (5, "sample 5, read at step 1 rank 0 row 1 in an earlier stream (shuffled-1, seed 0, T=8), "
-            "which the run has left, "),
-        (41, "sample 41, read at step 4 rank 0 row 1, by"),
-        (20, "sample 20, not read so far, by"),
-    ):  # fmt: skip
+    for sample, length, title in (
+        (5, 8, "sample 5, read at step 1 rank 0 row 1, by"),
+        (13, 12, "sample 13, read at step 3 rank 0 row 1, by"),
+        (30, 12, "sample 30, not read so far, by"),
+    ):
+        found = ask(*words, "--sample", sample)
+        (stage,), (row,) = found["stages"], found["rows"]
+        assert (stage["context_length"], stage["first_sample"]) == (length, 12 if length > 8 else 0)
+        assert (stage["sources"][0]["order"], found["seed"]) == ("shuffled-1", 0)
+        text = "".join(each["text"] for each in row["ranges"])
+        if sample < len(delivered):
+            assert text == "".join(map(chr, delivered[sample]))
+        assert len(text) == length + 1
         assert main([*map(str, words), "--sample", str(sample)]) == 0
         assert capsys.readouterr().out.startswith(title)
-    again = history.extended(5, 9, 4, 1, long)
-    path.write_text(json.dumps(write_state(9, long, again)))
-    assert main([*map(str, words), "--sample", "5"]) == 0
+
+
+def test_a_sample_that_was_read_twice_is_said_to_be(
+    serve: Serve, tmp_path: Path, capsys: Captured
+) -> None:
+    """A run may go back."""
+    address = served(serve, {"web": write_texts(tmp_path, "web", 1)}).address
+    with NumpyBatches(address, 4, T, order="shuffled") as feed:
+        next(feed.batches())
+        stream = read_state(feed.state_dict()).stream
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(state_of(stream, 9, [Run(0, 0, 16, 4, 1), Run(4, 5, 9, 4, 1)])))
+
+    assert main(["explain", address, "--state", str(path), "--sample", "6"]) == 0
+
     assert capsys.readouterr().out.startswith(
-        "sample 5, read at step 5 rank 0 row 0; that of an earlier stream (shuffled-1, seed 0, "
-        "T=8) was read at step 1 rank 0 row 1, by"
+        "sample 6, read at step 1 rank 0 row 2 and step 4 rank 0 row 1, by"
     )
 
 
@@ -185,11 +200,10 @@ def test_nothing_in_a_name_or_a_text_acts_on_the_terminal(
 
 def test_a_step_of_any_size_is_bounded(run: SeenRun, target: str, tmp_path: Path, ask: Ask) -> None:
     """A checkpoint may name 2^32 ranks of 2^20 rows."""
-    sample, parts = read_state(run.state)
-    last = read_history(run.state).runs[-1]
-    huge = Run(0, 0, 1 << 60, 1 << 20, 1 << 32, last.spec)
+    sample, stream, *_ = read_state(run.state)
     path = tmp_path / "huge.json"
-    path.write_text(json.dumps(write_state(sample, parts, History((), huge))))
+    huge = Run(0, 0, 1 << 60, 1 << 20, 1 << 32)
+    path.write_text(json.dumps(state_of(stream, sample, [huge])))
 
     found = ask("explain", target, "--state", path, "--step", 3, "--rows-max", 5)
 
@@ -228,14 +242,14 @@ def test_a_server_that_does_not_tell_says_so(
 
 def test_rows_that_were_read_are_the_rows_that_are_asked_for(run: SeenRun, target: str) -> None:
     """Exactly those, however few."""
-    _, parts = read_state(run.state)
+    stream = read_state(run.state).stream
     wanted = {row.sample: row.text for row in run.rows}
     for first, end in ((3, 4), (140, 155)):
-        for segment in segments(parts, first, end):
-            samples = segment.first_sample, segment.end_sample
-            rows = list(read_rows(target, segment.spec, *samples))
+        for segment in segments(stream, first, end):
+            rows = list(read_rows(target, segment))
             found = ["".join(map(chr, row.tolist())) for row in rows if row is not None]
-            assert found == [wanted[sample] for sample in range(*samples)]
+            samples = range(segment.first_sample, segment.end_sample)
+            assert found == [wanted[sample] for sample in samples]
             assert all(len(text) == T + 1 for text in found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -15,12 +16,13 @@ from client import Mixture
 from client.__main__ import main
 from client.batches.arrays import NumpyBatches
 from client.commands.provenance.progress import Progress
-from client.feed.history import history_of
-from client.feed.saved.state import read_history, read_state, write_state
+from client.feed.history import Run
+from client.feed.state import read_state
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus
 from tests.support.seen_runs import SeenRun, T, Texts, local, served, write_texts
+from tests.support.states import state_of
 
 Captured = pytest.CaptureFixture[str]
 Pieces = dict[tuple[str, int], list[tuple[int, int, int]]]
@@ -207,13 +209,11 @@ def test_what_a_cut_history_does_not_have_is_unknown(
                 next(feed)
             feed.skip(8)
         whole = feed.state_dict()
-    sample, parts = read_state(whole)
-    runs = read_history(whole).runs
-    cut = json.loads(json.dumps(write_state(sample, parts, history_of(list(runs[1:])))))
-    names = ("sample", "order", "seed", "context_length", "fingerprint")
-    first = {"version": 1, **{name: whole[name] for name in names}}
+    sample, stream, history, _ = read_state(whole)
+    runs = history.runs
+    cut = state_of(stream, sample, list(runs[1:]))
     paths = {}
-    for name, state in (("whole", whole), ("cut", cut), ("first", first)):
+    for name, state in (("whole", whole), ("cut", cut)):
         paths[name] = tmp_path / f"{name}.json"
         paths[name].write_text(json.dumps(state))
     words = (
@@ -227,16 +227,15 @@ def test_what_a_cut_history_does_not_have_is_unknown(
     assert any(row["sample"] < begin for row in complete["rows"] if row["when"] == "seen")
     assert any(row["sample"] >= begin for row in complete["rows"] if row["when"] == "seen")
     assert complete["counts"]["unknown"] == 0
-    for name, known in (("cut", begin), ("first", sample)):
-        found = ask(*words, "--state", paths[name])
-        assert (found["is_complete"], found["counts"]["skipped"]) == (False, 0)
-        assert found["first_step"] == (runs[1].first_batch if name == "cut" else 0)
-        assert len(found["rows"]) == len(complete["rows"])
-        for row, same in zip(found["rows"], complete["rows"], strict=True):
-            is_seen = same["when"] == "seen" and row["sample"] >= known
-            assert row["when"] == ("seen" if is_seen else "unknown")
-            assert row["places"] == (same["places"] if is_seen else [])
-        assert found["known"].endswith("is unknown")
+    found = ask(*words, "--state", paths["cut"])
+    assert (found["is_complete"], found["counts"]["skipped"]) == (False, 0)
+    assert found["first_step"] == runs[1].first_batch
+    assert len(found["rows"]) == len(complete["rows"])
+    for row, same in zip(found["rows"], complete["rows"], strict=True):
+        is_seen = same["when"] == "seen" and row["sample"] >= begin
+        assert row["when"] == ("seen" if is_seen else "unknown")
+        assert row["places"] == (same["places"] if is_seen else [])
+    assert found["known"].endswith("is unknown")
 
     assert main([*map(str, words), "--state", str(paths["cut"])]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -313,20 +312,105 @@ def test_a_skip_counts_before_a_batch_has_followed_it(
         assert (counts["seen"], counts["skipped"]) == (steps, 20 - steps)
 
 
-def test_a_state_of_version_1_does_not_say_what_was_skipped(
-    texts: dict[str, Texts], tmp_path: Path, ask: Ask
+def test_a_dataset_that_a_run_has_left_is_still_found(
+    texts: dict[str, Texts], tmp_path: Path, ask: Ask, capsys: Captured
 ) -> None:
-    """It has no history, so its rows may have been read."""
-    target, path = local({"web": texts["web"]}), tmp_path / "state.json"
-    with NumpyBatches(target, 1, T, order="sequential") as feed:
-        feed.skip(20)
-        state = feed.state_dict()
-    state = {key: state[key] for key in state if key not in ("history", "history_from", "specs")}
-    path.write_text(json.dumps(state | {"version": 1}))
+    """It went on with another seed, with longer rows, and with another dataset: each row is that of
+    its own stage.
+    """
+    target, path = local(texts), tmp_path / "state.json"
+    parts = ("seed", "context_length", "mid_epoch", "fingerprint")
+    state: dict[str, Any] = {}
+    delivered: list[tuple[int, str]] = []
+    for dataset, seed, length in (("web", 1, 15), ("web", 2, 15), ("web", 2, 31), ("code", 2, 31)):
+        options: dict[str, Any] = {"order": "shuffled", "seed": seed, "dataset": dataset}
+        with NumpyBatches(target, 2, length, **options) as feed:
+            if state:
+                feed.load_state_dict(state, allow=parts)
+            for batch in itertools.islice(feed.batches(), 4):
+                delivered += [(len(delivered), dataset)] * 2
+                assert batch.tokens.shape[1] == length + 1
+            state = feed.state_dict()
+    path.write_text(json.dumps(state))
+    held: dict[str, dict[int, set[int]]] = {name: defaultdict(set) for name in ("web", "code")}
+    for step, name in enumerate(["web"] * 12 + ["code"] * 4):
+        for row in ask("explain", target, "--state", path, "--step", step)["rows"]:
+            assert row["dataset"] == name
+            for each in row["ranges"]:
+                held[name][each["document"]["number"]].add(row["sample"])
 
-    found = ask("find", target, "--document", 0, "--state", path)
+    for name, rows_of in held.items():
+        for number in range(len(texts[name].ids)):
+            words = ("find", target, "--dataset", name, "--document", number, "--state", path)
+            rows = ask(*words, "--rows-max", 1000)["rows"]
+            seen = [row for row in rows if row["when"] == "seen"]
+            assert {row["sample"] for row in seen} == rows_of[number]
+            for row in seen:
+                ((step, _, _),) = (place.values() for place in row["places"])
+                assert row["context_length"] == (15 if step < 8 else 31)
+                assert row["source"] == {0: 0, 1: 1, 2: 1, 3: 2}[step // 4]
+            assert {row["when"] for row in rows} <= {"seen", "to come"}
+            assert all(row["source"] == 2 for row in rows if row["when"] == "to come")
+    assert main(["find", target, "--document", "1", "--state", str(path)]) == 1
+    assert capsys.readouterr().err == (
+        "error: --dataset: has to name one of the sources: code, web\n"
+    )
 
-    assert found["counts"]["skipped"] == 0
+
+def test_a_run_is_found_in_a_dataset_that_is_named_otherwise(
+    serve: Serve, texts: dict[str, Texts], tmp_path: Path, ask: Ask
+) -> None:
+    """By its content: a feed over the only dataset does not even name it."""
+    path = tmp_path / "state.json"
+    words = ("find", "--file-number", 0, "--token", 0, "--tokens", 90, "--state", path)
+    others = {"code": texts["code"], "news": texts["web"]}
+    targets = served(serve, others).address, local({"news": texts["web"]}), local(others)
+    for name in ("", "web"):
+        with NumpyBatches(
+            local({"web": texts["web"]}), 2, T, order="shuffled", dataset=name
+        ) as own:
+            next(own.batches())
+            path.write_text(json.dumps(own.state_dict()))
+        found = ask(*words, local({"web": texts["web"]}))
+        assert found["counts"]["to come"]
+        for target in targets:
+            named = ("--dataset", "news") if target == targets[-1] else ()
+            assert ask(*words, target, *named) == found
+
+
+def test_stages_that_a_state_has_dropped_are_unknown(
+    texts: dict[str, Texts], tmp_path: Path, ask: Ask, capsys: Captured
+) -> None:
+    """A state keeps the last 1,000; those before it may have read anything."""
+    target, path = local(texts), tmp_path / "state.json"
+    mixture = Mixture({"web": 2, "code": 1}, order="shuffled", block=3)
+    with NumpyBatches(target, 3, T, mixture=mixture) as feed:
+        for weights in ({"web": 1, "code": 2}, {"web": 1, "code": 1}):
+            for _ in range(4):
+                next(feed.batches())
+            feed.change_mixture(weights)
+        state = read_state(feed.state_dict())
+    begin = state.stream.stages[1].first_sample
+    stream = state.stream.with_stages(state.stream.stages[1:])
+    whole = json.dumps(state_of(state.stream, state.sample, state.history))
+    path.write_text(whole)
+    words = ("find", target, "--dataset", "web", "--file-number", 0, "--token", 0, "--tokens", 300)
+    known = ask(*words, "--state", path)
+    runs = [Run(4, begin, state.sample, 3, 1)]
+    for history, lacks in (
+        (runs, "the history begins with step 4"),
+        ([], f"the state begins with sample {begin}"),
+    ):
+        path.write_text(json.dumps(state_of(stream, state.sample, history)))
+        found = ask(*words, "--state", path)
+        assert not found["is_complete"]
+        assert found["known"].endswith(f"; {lacks}, and what was read before is unknown")
+        expected = [row for row in known["rows"] if row["sample"] >= begin]
+        assert [row["sample"] for row in found["rows"]] == [row["sample"] for row in expected]
+        is_read = [row["when"] == "seen" for row in expected]
+        assert [row["when"] in ("seen", "unknown") for row in found["rows"]] == is_read
+    assert main(["explain", target, "--state", str(path), "--sample", "1"]) == 1
+    assert "--sample: 1 is of a stage that the state has dropped" in capsys.readouterr().err
 
 
 def test_a_long_search_shows_how_far_it_is() -> None:

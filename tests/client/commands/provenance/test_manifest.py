@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from client.__main__ import main
 from client.batches.arrays import NumpyBatches
 from client.commands.provenance.manifest import ROWS_AS_RANGES_MAX
 from client.commands.provenance.output import write_jsonl
-from client.feed.history import History, Run
-from client.feed.saved.state import read_state, write_state
+from client.feed.history import Run
+from client.feed.state import read_state
 from client.feed.stats import SourceStats
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus
-from tests.support.seen_runs import SeenRun, T, Texts, local, write_all
+from tests.support.seen_runs import LATER, WEIGHTS, SeenRun, T, Texts, local, write_all
+from tests.support.states import state_of
 from tests.support.waiting import eventually
 from tokenfeed.errors import Unreadable
 
@@ -98,11 +100,18 @@ def test_totals_are_those_of_stats(
 
     (whole,) = of_kind(lines, "run")
     (stream,) = of_kind(lines, "stream")
-    assert whole["samples"] == stream["samples"] == len(run.rows)
-    assert whole["tokens"] == stream["tokens"] == T * len(run.rows)
+    assert whole["samples"] == len(run.rows)
+    assert whole["tokens"] == T * len(run.rows)
     assert whole["steps"] == run.steps == whole["end_step"]
-    assert [list(stage["weights"]) for stage in stream["stages"]] == [["web", "code", "chat"]] * 2
     sources = of_kind(lines, "source")
+    assert [each["source"] for each in sources] == [0, 1, 2]
+    assert [
+        {each["source"]: (each["dataset"], each["weight"]) for each in stage["sources"]}
+        for stage in stream["stages"]
+    ] == [
+        {number: (name, weights[name]) for number, name in enumerate(WEIGHTS)}
+        for weights in (WEIGHTS, LATER)
+    ]
     assert {
         each["dataset"]: SourceStats(each["samples"], each["tokens"], each["epochs"])
         for each in sources
@@ -119,14 +128,13 @@ def test_totals_are_those_of_stats(
 
 def saved(tmp_path: Path, feed: NumpyBatches, *runs: tuple[int, int]) -> Path:
     """Write the state of a feed that has read samples in one step after the other."""
-    _, parts = read_state(feed.state_dict())
-    history, step = [], 0
+    stream = read_state(feed.state_dict()).stream
+    history, step = list[Run](), 0
     for first, end in runs:
-        history.append(Run(step, first, end, 1, 1, parts))
+        history.append(Run(step, first, end, 1, 1))
         step = history[-1].end_batch
     path = tmp_path / "saved.json"
-    state = write_state(runs[-1][1], parts, History(tuple(history[:-1]), history[-1]))
-    path.write_text(json.dumps(state))
+    path.write_text(json.dumps(state_of(stream, runs[-1][1], history)))
     return path
 
 
@@ -199,6 +207,41 @@ def test_what_was_read_twice_says_so(
         assert sum(line["rows"] for line in twice) == 2
         if epochs:
             assert [line["tokens"] for line in twice] == [[20, 41]]
+
+
+def test_each_way_in_which_a_source_was_read_is_a_part_of_its_own(
+    serve: Serve, write_tokens: WriteTokens, tmp_path: Path, manifest: Manifest
+) -> None:
+    """Rows of another length hold other tokens; and a line tells by its part which ones."""
+    tokens = np.arange(1, 2_001)
+    address = serve("--data", write_tokens(tokens)).address
+    state: dict[str, Any] = {}
+    read: dict[tuple[int, int], set[int]] = {}
+    steps = ((10, 1), (20, 1), (20, 2))
+    for length, seed in steps:
+        with NumpyBatches(address, 3, length, order="shuffled", seed=seed) as feed:
+            if state:
+                feed.load_state_dict(state, allow=("context_length", "mid_epoch", "seed"))
+            for _ in range(4):
+                for row in next(feed.batches()).tokens.tolist():
+                    read.setdefault((length, seed), set()).update(token - 1 for token in row)
+            state = feed.state_dict()
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(state))
+
+    lines = manifest(address, path)
+
+    parts = of_kind(lines, "source")
+    assert [(each["source"], each["part"]) for each in parts] == [(0, 0), (0, 1), (1, 2)]
+    assert [(each["context_length"], each["seed"]) for each in parts] == list(steps)
+    for part, own in zip(parts, read.values(), strict=True):
+        ranges = [each for each in of_kind(lines, "range") if each["part"] == part["part"]]
+        assert {each["source"] for each in ranges} == {part["source"]}
+        assert {token for each in ranges for token in range(*each["tokens"])} == own
+        assert part["tokens"] == 12 * part["context_length"]
+    (stream,), (whole,) = of_kind(lines, "stream"), of_kind(lines, "run")
+    assert [stage["context_length"] for stage in stream["stages"]] == [10, 20, 20]
+    assert whole["tokens"] == 12 * (10 + 20 + 20)
 
 
 def test_parquet_has_the_same_lines(
@@ -309,18 +352,25 @@ def test_a_closed_stdout_ends_in_one_line(
     ("name", "value", "problem"),
     [
         ("context_length", 1 << 40, "state.context_length: 1099511627776 "),
-        ("order", "later-7", "state.order: "),
+        ("order", "later-7", "state.stream.sources[0].order: 'later-7' is unknown"),
     ],
 )
 def test_a_state_that_does_not_fit_ends_in_one_line(
     texts: dict[str, Texts], tmp_path: Path, capsys: Captured, command: str,
-    name: str, value: object, problem: str,
+    name: str, value: Any, problem: str,
 ) -> None:  # fmt: skip
     """It names the state, where no option was typed."""
     target, path = local({"web": texts["web"]}), tmp_path / "state.json"
     words = ["--document", "3"] if command == "find" else []
 
-    path.write_text(json.dumps(state_of_one_batch(target, name, value)))
+    state = state_of_one_batch(target)
+    stream = read_state(state).stream
+    if name == "context_length":
+        stages = [replace(each, context_length=value) for each in stream.stages]
+        state = state_of(stream.with_stages(stages), state["sample"], [Run(0, 0, 4, 4, 1)])
+    else:
+        state["stream"][1][0][1] = value
+    path.write_text(json.dumps(state))
     assert main([command, target, "--state", str(path), *words]) == 1
 
     error = capsys.readouterr().err
@@ -328,14 +378,11 @@ def test_a_state_that_does_not_fit_ends_in_one_line(
     assert error.count("\n") == 1
 
 
-def state_of_one_batch(target: str, name: str, value: object) -> dict[str, Any]:
-    """A state with another value, also in the stream of its history."""
+def state_of_one_batch(target: str) -> dict[str, Any]:
+    """The state of a feed of one dataset."""
     with NumpyBatches(target, 4, T, order="shuffled") as feed:
         next(feed.batches())
-        state = feed.state_dict() | {name: value}
-    names = ("order", "seed", "context_length", "fingerprint")
-    state["specs"] = [[state[each] for each in names] for _ in state["specs"]]
-    return state
+        return feed.state_dict()
 
 
 def test_a_run_at_its_end_has_no_step_to_come(
@@ -343,7 +390,7 @@ def test_a_run_at_its_end_has_no_step_to_come(
 ) -> None:
     """Sample 2^63 is the state of a run that has ended, and not a wrong option."""
     target, path = local({"web": texts["web"]}), tmp_path / "state.json"
-    path.write_text(json.dumps(state_of_one_batch(target, "sample", 1 << 63)))
+    path.write_text(json.dumps(state_of_one_batch(target) | {"sample": 1 << 63}))
 
     assert main(["explain", target, "--state", str(path), "--step", "1"]) == 1
 

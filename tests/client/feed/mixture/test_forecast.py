@@ -11,14 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import InvalidRequest
-from client.feed.mixture.forecast import Forecast, forecast, smaller_blocks
+from client.feed.mixture.forecast import (
+    Forecast,
+    forecast,
+    sample_at,
+    smaller_blocks,
+    tokens_before,
+)
 from client.feed.mixture.weights import block_weights, proportions
 from tests.support import reference
-from tests.tokenfeed.sampling.test_mixture import SEEDS, asked_stages
+from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.spec import Mixture, Source, StreamSpec
-from tokenfeed.stream.stages import AskedStage, scheduled
+from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage
+from tokenfeed.stream.stream import Stream
 
 T = 8
 
@@ -31,16 +37,14 @@ def planned(
     end_sample: int,
     max_epochs: dict[str, int] | None = None,
     seed: int = 0,
-    proportions: list[tuple[int, ...] | None] | None = None,
+    proportions: dict[int, dict[int, int]] | None = None,
 ) -> Forecast:
     """The forecast of a mixture of the sources "0", "1", ..."""
     order = orders.latest("shuffled")
     sources = tuple(Source(str(number), order, seed, number) for number in range(len(rows)))
-    spec = StreamSpec(T, sources, Mixture(seed, scheduled(asked, len(rows))))
     return forecast(
-        spec,
-        asked,
-        rows,
+        Stream(seed, sources, stages_of(asked, T)),
+        dict(enumerate(rows)),
         first_sample=first_sample,
         end_sample=end_sample,
         max_epochs=max_epochs or {},
@@ -69,14 +73,16 @@ def test_the_samples_of_each_source_are_those_that_are_read(
     for sample in range(first_sample, end_sample):
         source, _ = reference.mixture_place(seed, listed(asked), sample)
         read[max(i for i, begin in enumerate(begins) if begin <= sample), source] += 1
-    for stage in found.stages:
-        assert stage.samples == tuple(read.pop((stage.index, n), 0) for n in range(sources))
-        assert stage.first_sample == begins[stage.index]
-        assert stage.delay_samples == begins[stage.index] - asked[stage.index].first_sample
+    for each in found.stages:
+        index = each.stage.index
+        counts = [read.pop((index, n), 0) for n in range(sources)]
+        assert [each.samples.get(n, 0) for n in range(sources)] == counts
+        assert each.stage.first_sample == begins[index]
+        assert each.delay_samples == begins[index] - asked[index].first_sample
     assert not read
-    assert sum(found.samples) == count
+    assert sum(found.samples.values()) == count
     before = [reference.mixture_place(seed, listed(asked), s)[0] for s in range(first_sample)]
-    assert found.before == tuple(before.count(number) for number in range(sources))
+    assert found.before == {number: before.count(number) for number in range(sources)}
 
 
 @given(
@@ -129,8 +135,8 @@ def test_a_plan_up_to_the_last_sample_there_is_is_exact() -> None:
 
     begin = -(-(2**62) // 3) * 3
     assert [stage.samples for stage in found.stages] == [
-        (begin // 3 * 2, begin // 3),
-        (0, SAMPLE_END - begin),
+        {0: begin // 3 * 2, 1: begin // 3},
+        {1: SAMPLE_END - begin},
     ]
     assert found.epochs(0, found.samples[0]) == Fraction(begin // 3 * 2, 10**9)
 
@@ -146,10 +152,11 @@ def test_smaller_blocks_are_offered_with_what_they_cost() -> None:
     weights, parts = block_weights(shares), proportions(shares)
     asked = [AskedStage(0, tuple(weights.values())), AskedStage(1, (1, 1))]
 
-    found = planned(asked, [9, 9], end_sample=10**6, proportions=[tuple(parts.values()), (1, 1)])
+    given = {0: dict(enumerate(parts.values())), 1: {0: 1, 1: 1}}
+    found = planned(asked, [9, 9], end_sample=10**6, proportions=given)
 
     assert found.stages[1].delay_samples == 99_999
-    assert found.stages[0].asked_shares()[1] == Fraction(17, 100_000)
+    assert found.stages[0].asked_share(1) == Fraction(17, 100_000)
     offer = smaller_blocks(found.stages, 200)
     assert offer is not None
     assert (offer.block, offer.stage, offer.source) == (10_000, 0, 1)
@@ -176,3 +183,50 @@ def test_a_trillion_tokens_in_a_thousand_stages_of_a_hundred_sources_are_planned
     )
 
     assert len(found.exhausted) == 90
+
+
+def stream_of_lengths(*stages: tuple[int, int]) -> Stream:
+    """A stream over one dataset whose context length changes: where each begins, and its length."""
+    source = Source("0", orders.latest("shuffled"), 0)
+    return Stream(
+        0,
+        (source,),
+        tuple(
+            Stage(index, first, length, (Share(0, 1, 0),), b"" if index else FIRST_PREVIOUS)
+            for index, (first, length) in enumerate(stages)
+        ),
+    )
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4))
+def test_tokens_are_counted_in_the_context_length_of_each_stage(
+    stages: list[tuple[int, int]],
+) -> None:
+    """A run that went on with longer rows has fewer tokens than its samples say."""
+    begins = [sum(count for count, _ in stages[:index]) for index in range(len(stages))]
+    lengths = [length for _, length in stages]
+    stream = stream_of_lengths(*zip(begins, lengths, strict=True))
+    sizes = [length for count, length in stages for _ in range(count)] + [lengths[-1]] * 5
+
+    for sample in range(len(sizes)):
+        assert tokens_before(stream, sample) == sum(sizes[:sample])
+    for tokens in range(sum(sizes) + 1):
+        assert sample_at(stream, tokens) == next(
+            sample for sample in range(len(sizes) + 1) if sum(sizes[:sample]) >= tokens
+        )
+
+
+def test_a_source_is_exhausted_in_the_stage_of_that_index() -> None:
+    """Also of a state that has dropped its oldest stages."""
+    stages = stages_of([AskedStage(0, (1, 1)), AskedStage(10, (1, 0)), AskedStage(20, (1, 3))], T)
+    order = orders.latest("shuffled")
+    sources = tuple(Source(str(number), order, 0, number) for number in range(2))
+    known = [Stream(0, sources, each) for each in (stages, stages[1:])]
+
+    found = [
+        forecast(each, {0: 99, 1: 11}, first_sample=12, end_sample=90, max_epochs={"1": 1})
+        for each in known
+    ]
+
+    assert [[end.stage for end in each.exhausted] for each in found] == [[2], [2]]
+    assert [each.end_sample for each in found] == [28, 28]

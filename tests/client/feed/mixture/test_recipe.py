@@ -11,7 +11,9 @@ import pytest
 
 from client import InvalidRequest, Mixture, NotFound, RemoteBatches
 from tokenfeed.errors import RequestError
-from tokenfeed.stream.stages import Stage
+from tokenfeed.sampling import orders
+from tokenfeed.stream.stage import Redaction, Share, Stage
+from tokenfeed.stream.stream import Stream
 
 T = 4
 REDACTION = {"dataset": "a", "list": "ab" * 32, "first_sample": 1}
@@ -50,31 +52,43 @@ def test_a_file_says_what_the_constructor_does(tmp_path: Path) -> None:
         seed=7,
     )
 
-    spec = loaded.schedule(T, "sequential-1", 99).spec()
+    definition = loaded.definition(T, "sequential-1", 99)
 
-    assert spec == made.schedule(T, "sequential-1", 99).spec()
-    assert loaded.max_epochs == made.max_epochs == {"web": 2}
-    assert spec.mixture is not None
-    assert spec.mixture.seed == 7
-    assert [(each.dataset, each.order.NAME, each.seed, each.number) for each in spec.sources] == [
+    stream = definition.stream
+    assert definition == made.definition(T, "sequential-1", 99)
+    assert definition.max_epochs == {"web": 2}
+    assert stream.seed == 7
+    assert [(each.dataset, each.order.NAME, each.seed, each.number) for each in stream.sources] == [
         ("web", "shuffled-1", 7, 0),
         ("code", "random-1", 3, 1),
         ("math", "shuffled-1", 7, 2),
     ]
     # 1,001 tokens are 250.25 samples, and a block has 100.
-    assert spec.mixture.stages == (
-        Stage(0, 0, (70, 30, 0), (0, 0, 0)),
-        Stage(1, 300, (1, 0, 1), (210, 90, 0)),
+    assert stream.stages == (
+        Stage(0, 0, T, (Share(0, 70, 0), Share(1, 30, 0)), bytes(32)),
+        Stage(1, 300, T, (Share(0, 1, 210), Share(1, 0, 90), Share(2, 1, 0))),
     )
+    assert stream.stages[1].asked == 251
 
 
 def test_what_a_mixture_does_not_say_is_the_feed_s() -> None:
-    spec = Mixture({"web": 1, "code": 2}).schedule(T, "sequential-1", 99).spec()
+    stream = Mixture({"web": 1, "code": 2}).definition(T, "sequential-1", 99).stream
 
-    assert {(each.order.NAME, each.seed) for each in spec.sources} == {("sequential-1", 99)}
-    assert spec.mixture is not None
-    assert spec.mixture.seed == 99
-    assert spec.mixture.stages[0].weights == (1, 2)
+    assert {each.order.NAME for each in stream.sources} == {"sequential-1"}
+    assert stream.seed == 99
+    assert stream.stage.weights == {0: 1, 1: 2}
+    of_random = Mixture({"web": 1, "code": 2}).definition(T, "random-1", 99).stream
+    assert {each.seed for each in of_random.sources} == {99}
+
+
+def test_a_mixture_of_one_dataset_is_the_stream_over_it() -> None:
+    """Both have the same rows and the same identity, and read each other's states."""
+    mixed = Mixture({"web": 1}).definition(T, "shuffled-1", 99).stream
+
+    assert mixed == Stream.of_dataset("web", orders.find("shuffled-1"), 99, T)
+    assert mixed.is_plain
+    # In its exact proportions, but in blocks of 100 samples, each permuted.
+    assert not Mixture({"web": 0.5}).definition(T, "shuffled-1", 99).stream.is_plain
 
 
 @pytest.mark.parametrize(
@@ -263,9 +277,9 @@ def test_a_file_has_redactions_by_sample_or_by_tokens() -> None:
     )
     mixture = Mixture.parse(f"weights = {{a = 1}}\n{tables}".encode(), "mixture.toml")
 
-    assert mixture.planned_redactions(T) == (
-        (2, "a", bytes.fromhex("a" * 64)),
-        (4, "a", bytes.fromhex("b" * 64)),
+    assert mixture.definition(T, "shuffled-1", 0).stream.redactions == (
+        Redaction(2, 0, bytes.fromhex("a" * 64)),
+        Redaction(4, 0, bytes.fromhex("b" * 64)),
     )
     with pytest.raises(InvalidRequest, match=r"redaction\[0\].list: is missing.*mixture.toml"):
         Mixture.parse(b'weights = {a = 1}\n[[redaction]]\ndataset = "a"', "mixture.toml")

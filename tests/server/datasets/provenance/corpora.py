@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +19,14 @@ from server.storage.formats import FormatOptions
 from tests.server.storage.borders.naive import write_lines
 from tests.support.packed_corpora import Corpus, random_lengths, write_corpus
 from tokenfeed.sampling import orders
+from tokenfeed.stream.planes import REDACTED
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.spec import Mixture, Source, StreamSpec
-from tokenfeed.stream.stages import AskedStage, scheduled
+from tokenfeed.stream.schedule import first_stage, next_stage
+from tokenfeed.stream.stage import Source
+from tokenfeed.stream.stream import Stream
+from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
-from tokenfeed.wire.request import Expected, StreamRequest, to_message
+from tokenfeed.wire.request import Expected, Request, to_message
 
 END_TOKEN = 65_000
 
@@ -89,13 +94,13 @@ def local(*corpora: Corpus, row_tokens: int | None = None) -> Iterator[LocalData
         yield LocalDatasets(datasets, lambda: False, polls=False)
 
 
-def made_rows(datasets: LocalDatasets, spec: StreamSpec) -> None:
+def made_rows(datasets: LocalDatasets, stream: Stream) -> None:
     """Make the rows over documents of a stream, which a server would begin now."""
-    datasets.described(spec.context_length, spec.sources)
+    datasets.described(stream.context_length, stream.sources)
 
 
 def message_of(
-    spec: StreamSpec,
+    stream: Stream,
     first_sample: int = 0,
     end_sample: int | None = None,
     *,
@@ -104,17 +109,28 @@ def message_of(
     rank: int = 0,
     world_size: int = 1,
 ) -> feed_pb.GetBatchRequest:
-    """A request for rows."""
+    """A request for rows, with plane 53 if there are redactions."""
     position = Position(first_sample, batch_size, rank, world_size)
-    return to_message(StreamRequest(spec, position, batches, 0, end_sample), Expected())
+    planes = (REDACTED,) * bool(stream.redactions)
+    request = Request(stream, position, planes, num_batches=batches, end_sample=end_sample)
+    return to_message(request, Expected())
 
 
 def stream_of(
     order: str, context_length: int = 16, seed: int = 7, long_documents: str = "", name: str = ""
-) -> StreamSpec:
+) -> Stream:
     """A stream of one dataset."""
     found = orders.latest(order)
-    return StreamSpec.of_dataset(name, found, seed, context_length, (), long_documents)
+    return Stream.of_dataset(name, found, seed, context_length, long_documents)
+
+
+def finding(rows: feed_pb.GetBatchRequest, **fields: Any) -> pb.FindRequest:
+    """A search of the samples from the first row of a request up to its end_sample.
+
+    fields: the others of FindRequest.
+    """
+    bounds = {"first_sample": rows.first_sample, "end_sample": rows.end_sample}
+    return pb.FindRequest(stream=rows.stream, **bounds, **fields)
 
 
 def tokens_at(corpus: Corpus, file: int, first: int, end: int) -> list[int]:
@@ -122,7 +138,7 @@ def tokens_at(corpus: Corpus, file: int, first: int, end: int) -> list[int]:
     return np.fromfile(corpus.paths[file], "<u2")[first:end].tolist()
 
 
-def write_mixture(folder: Path) -> tuple[Corpus, Corpus, StreamSpec, int]:
+def write_mixture(folder: Path) -> tuple[Corpus, Corpus, Stream, int]:
     """Two datasets, and a later stage of three sources, as a request has it: windows of the first
     dataset, rows over documents of the second, and draws of the first one once more. The last
     number is the first sample of the stage.
@@ -134,6 +150,6 @@ def write_mixture(folder: Path) -> tuple[Corpus, Corpus, StreamSpec, int]:
         Source("books", orders.latest("packed"), 6, 1),
         Source("web", orders.latest("random"), 7, 2),
     )
-    stages = scheduled([AskedStage(0, (3, 2, 1)), AskedStage(50, (4, 3, 3))], 3)
-    spec = StreamSpec(16, sources, Mixture(11, stages)).of_stage(1, bytes(32))
-    return web, books, spec, stages[1].first_sample
+    begun = first_stage(16, {0: 3, 1: 2, 2: 1})
+    stage = replace(next_stage(begun, 50, {0: 4, 1: 3, 2: 3}), previous=b"p" * 32)
+    return web, books, Stream(11, sources, (stage,)), stage.first_sample

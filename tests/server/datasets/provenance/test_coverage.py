@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,17 +24,19 @@ from tests.server.datasets.provenance.corpora import (
 )
 from tests.server.datasets.provenance.test_locate import ORDERS, located
 from tests.support.packed_corpora import Corpus, random_lengths
-from tokenfeed.errors import InvalidRequest
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.stream.stage import Redaction, Share
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
+from tokenfeed.wire.request import stream_message
 
 
 def covered(
-    datasets: LocalDatasets, spec: StreamSpec, samples: list[range]
+    datasets: LocalDatasets, stream: Stream, samples: list[range]
 ) -> list[pb.CoverageResponse]:
     """All pages."""
     asked = pb.CoverageRequest(
-        stream=message_of(spec),
+        stream=stream_message(stream),
         samples=[pb.SampleSpan(first_sample=one.start, end_sample=one.stop) for one in samples],
     )
     pages = []
@@ -46,14 +49,14 @@ def covered(
 
 
 def require_right(
-    datasets: LocalDatasets, spec: StreamSpec, corpus: Corpus, samples: list[range]
+    datasets: LocalDatasets, stream: Stream, corpus: Corpus, samples: list[range]
 ) -> list[pb.CoverageResponse]:
     """Require that all pages together have the tokens of the rows of samples."""
-    pages = covered(datasets, spec, samples)
+    pages = covered(datasets, stream, samples)
     rows = [
         row
         for one in samples
-        for row in located(datasets, message_of(spec, one.start, one.stop, batch_size=1))
+        for row in located(datasets, message_of(stream, one.start, one.stop, batch_size=1))
     ]
     expected = Counter(
         (one.file, token)
@@ -80,7 +83,7 @@ def require_right(
         between = range(one.first_document, one.end_document)
         empty = {n for n in between if documents[n][1] == documents[n][2]}
         assert set(between) - empty == set(holding)
-    if len(pages) == 1 and spec.order.HAS_EPOCHS:
+    if len(pages) == 1 and stream.source.order.HAS_EPOCHS:
         # Disjoint, and as few as possible.
         found = sorted((one.file, one.first_token, one.end_token) for one in ranges)
         assert all(a[0] < b[0] or a[2] < b[1] for a, b in pairwise(found))
@@ -94,26 +97,26 @@ def test_the_ranges_have_the_tokens_of_all_rows_and_no_other(
 ) -> None:
     """Of scattered samples, of nearly an epoch, and of a whole one; in pages of any size."""
     corpus = write_documents(tmp_path, random_lengths(4, 16), form)
-    spec = stream_of(order[0], long_documents=order[1])
+    stream = stream_of(order[0], long_documents=order[1])
 
     with local(corpus) as datasets:
-        made_rows(datasets, spec)
-        probe = covered(datasets, spec, [range(1)])[0]
-        count = probe.places if spec.order.HAS_EPOCHS else 150
+        made_rows(datasets, stream)
+        probe = covered(datasets, stream, [range(1)])[0]
+        count = probe.places if stream.source.order.HAS_EPOCHS else 150
         begin = 3 * count
         for samples in (
             [range(begin, begin + 2), range(begin + 7, begin + 8)],
             [range(begin + 1, begin + 30), range(begin + 31, begin + count)],
             [range(begin, begin + count)],
         ):
-            require_right(datasets, spec, corpus, samples)
+            require_right(datasets, stream, corpus, samples)
             for name, limit in (("SPANS_MAX", 40), ("_PLACES_MAX", 10), ("_SORTED_MAX", 0)):
                 with monkeypatch.context() as patched:
                     patched.setattr(coverage_module, name, limit)
-                    require_right(datasets, spec, corpus, samples)
+                    require_right(datasets, stream, corpus, samples)
             with monkeypatch.context() as patched:
                 patched.setattr(sources_module, "INDEX_FILES_MAX", 1)
-                pages = require_right(datasets, spec, corpus, samples)
+                pages = require_right(datasets, stream, corpus, samples)
             assert all(len({one.file for one in page.ranges}) <= 1 for page in pages)
 
 
@@ -158,15 +161,15 @@ def test_draws_are_listed_one_by_one(tmp_path: Path) -> None:
 def test_the_last_samples_are_covered(tmp_path: Path, order: str) -> None:
     """Near 2^63 an end is no int64 any more, and 2^63 draws are more than one counts with."""
     corpus = write_documents(tmp_path, [[300], [200]], "ids")
-    spec = stream_of(order)
+    stream = stream_of(order)
 
     with local(corpus) as datasets:
         require_right(
-            datasets, spec, corpus, [range(2**63 - 3, 2**63 - 2), range(2**63 - 1, 2**63)]
+            datasets, stream, corpus, [range(2**63 - 3, 2**63 - 2), range(2**63 - 1, 2**63)]
         )
         if order == "random":
             asked = pb.CoverageRequest(
-                stream=message_of(spec), samples=[pb.SampleSpan(end_sample=2**63)]
+                stream=stream_message(stream), samples=[pb.SampleSpan(end_sample=2**63)]
             )
             began = time.monotonic()
             page = datasets.provenance.coverage(asked)
@@ -180,7 +183,7 @@ def test_the_last_samples_are_covered(tmp_path: Path, order: str) -> None:
 def test_samples_that_are_no_spans_of_one_epoch_are_refused(tmp_path: Path) -> None:
     """By a sentence that says what they have to be."""
     corpus = write_documents(tmp_path, [[300], [200]], "ids")
-    spec = stream_of("shuffled")
+    stream = stream_of("shuffled")
 
     def spans(*bounds: tuple[int, int]) -> list[pb.SampleSpan]:
         return [pb.SampleSpan(first_sample=first, end_sample=end) for first, end in bounds]
@@ -197,21 +200,39 @@ def test_samples_that_are_no_spans_of_one_epoch_are_refused(tmp_path: Path) -> N
         ):
             with pytest.raises(InvalidRequest, match=f"^samples: .*{problem}"):
                 datasets.provenance.coverage(
-                    pb.CoverageRequest(stream=message_of(spec), samples=samples)
+                    pb.CoverageRequest(stream=stream_message(stream), samples=samples)
                 )
-        asked = pb.CoverageRequest(stream=message_of(spec), samples=spans((0, 1)))
+        asked = pb.CoverageRequest(stream=stream_message(stream), samples=spans((0, 1)))
         for beyond in (30, 2**64 - 1):
             asked.first_place = beyond
             assert datasets.provenance.coverage(asked) == pb.CoverageResponse(places=30)
 
 
-def test_a_mixture_has_no_coverage_of_its_own(tmp_path: Path) -> None:
-    """Its sources have, each in its own order."""
-    web, books, spec, first = write_mixture(tmp_path)
+def test_a_stage_of_several_sources_has_no_coverage(tmp_path: Path) -> None:
+    """Its sources have, each in its own order from the beginning; redactions change no place."""
+    web, books, stream, first = write_mixture(tmp_path)
 
     with local(web, books) as datasets:
-        made_rows(datasets, spec)
-        stream = message_of(spec, first)
-        asked = pb.CoverageRequest(stream=stream, samples=[pb.SampleSpan(end_sample=1)])
-        with pytest.raises(InvalidRequest, match="order: is a mixture"):
+        made_rows(datasets, stream)
+        alone = stream_of("shuffled", name="web")
+        stage = alone.stage
+        for wrong, field in (
+            (stream, "stream"),
+            (alone.with_stages([replace(stage, index=1)]), "stream"),
+            (alone.with_stages([replace(stage, first_sample=first)]), "stream"),
+            (alone.with_stages([replace(stage, shares=(Share(0, 2, 0),))]), "stream"),
+            (alone.with_stages([replace(stage, shares=(Share(0, 1, 5),))]), "stream"),
+            (replace(alone, redactions=(Redaction(0, 0, bytes(32)),)), "redactions"),
+        ):
+            message = stream_message(wrong)
+            message.stage.previous_identity = bytes(32)
+            asked = pb.CoverageRequest(stream=message, samples=[pb.SampleSpan(end_sample=1)])
+            with pytest.raises(InvalidRequest, match=f"^{field}: "):
+                datasets.provenance.coverage(asked)
+        asked = pb.CoverageRequest(
+            stream=stream_message(alone), samples=[pb.SampleSpan(end_sample=1)]
+        )
+        assert datasets.provenance.coverage(asked).row_count == 1
+        asked.expected_identity = bytes(31) + b"1"
+        with pytest.raises(StreamMismatch, match=r"^expected_identity: "):
             datasets.provenance.coverage(asked)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from server.datasets.dataset import corpora_of
 from server.datasets.open_local import LocalDatasets
 from server.datasets.provenance import find as find_module
 from tests.server.datasets.provenance.corpora import (
     documents_in,
+    finding,
     local,
     made_rows,
     message_of,
@@ -26,11 +25,13 @@ from tests.server.datasets.provenance.corpora import (
 from tests.server.datasets.provenance.test_locate import ORDERS, located
 from tests.support.packed_corpora import Corpus, random_lengths
 from tests.support.redacted_corpora import begin_erasure, write_lists
-from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
-from tokenfeed.stream.redactions import Redaction
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.errors import InvalidRequest, NotFound, SamplesExhausted, StreamMismatch
+from tokenfeed.stream.stage import Corpus as KnownCorpus
+from tokenfeed.stream.stage import Redaction
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
+from tokenfeed.wire.request import stream_message
 
 Spans = list[tuple[int, int]]
 Wanted = list[tuple[int, int, int]]
@@ -53,11 +54,11 @@ def found_rows(datasets: LocalDatasets, asked: pb.FindRequest) -> dict[int, Span
 
 
 def by_force(
-    datasets: LocalDatasets, stream: feed_pb.GetBatchRequest, source: int, wanted: Wanted
+    datasets: LocalDatasets, request: feed_pb.GetBatchRequest, source: int, wanted: Wanted
 ) -> dict[int, Spans]:
     """The same, from where all rows come from."""
     rows = {}
-    for row in located(datasets, stream):
+    for row in located(datasets, request):
         spans: Spans = []
         at = 0
         for one in row.ranges if row.source == source else ():
@@ -90,27 +91,27 @@ def merged(spans: Spans) -> Spans:
 
 
 def require_right(
-    datasets: LocalDatasets, spec: StreamSpec, corpus: Corpus, samples: range, source: int = 0
+    datasets: LocalDatasets, stream: Stream, corpus: Corpus, samples: range, source: int = 0
 ) -> int:
     """Require that some documents and ranges are found where they are.  Returns: how many rows."""
-    stream = message_of(spec, samples.start, samples.stop, batch_size=1)
+    request = message_of(stream, samples.start, samples.stop, batch_size=1)
     documents = documents_in(corpus)
     count = 0
     longest = max(range(len(documents)), key=lambda n: documents[n][2] - documents[n][1])
     for number in (0, 1, len(documents) // 2, longest, len(documents) - 1):
-        asked = pb.FindRequest(stream=stream, source=source, document=number)
+        asked = finding(request, source=source, document=number)
         found = found_rows(datasets, asked)
-        expected = by_force(datasets, stream, source, [documents[number]])
+        expected = by_force(datasets, request, source, [documents[number]])
         assert {s: merged(spans) for s, spans in found.items()} == expected
         count += len(found)
     for file, first, end in ((0, 0, 1), (1, 5, 60), (2, 3, sum(corpus.lengths[2]))):
-        asked = pb.FindRequest(
-            stream=stream,
+        asked = finding(
+            request,
             source=source,
             range=pb.FileRange(file=file, first_token=first, end_token=end),
         )
         found = found_rows(datasets, asked)
-        expected = by_force(datasets, stream, source, [(file, first, end)])
+        expected = by_force(datasets, request, source, [(file, first, end)])
         assert {s: merged(spans) for s, spans in found.items()} == expected
         count += len(found)
     return count
@@ -123,11 +124,11 @@ def test_all_rows_that_hold_a_document_are_found_and_no_other(
 ) -> None:
     """Over some epochs, of a range of samples that begins and ends within one."""
     corpus = write_documents(tmp_path, random_lengths(4, 16), form)
-    spec = stream_of(order[0], long_documents=order[1])
+    stream = stream_of(order[0], long_documents=order[1])
 
     with local(corpus) as datasets:
-        made_rows(datasets, spec)
-        assert require_right(datasets, spec, corpus, range(33, 433))
+        made_rows(datasets, stream)
+        assert require_right(datasets, stream, corpus, range(33, 433))
 
 
 @pytest.mark.parametrize("order", ["shuffled", "random", "sequential"])
@@ -142,12 +143,12 @@ def test_documents_are_found_in_files_of_rows(tmp_path: Path, order: str) -> Non
 @pytest.mark.parametrize("source", [0, 1, 2])
 def test_a_source_of_a_mixture_is_searched_by_itself(tmp_path: Path, source: int) -> None:
     """Through blocks of a later stage, from within a block to within another one."""
-    web, books, spec, first = write_mixture(tmp_path)
+    web, books, stream, first = write_mixture(tmp_path)
 
     with local(web, books) as datasets:
-        made_rows(datasets, spec)
+        made_rows(datasets, stream)
         corpus = books if source == 1 else web
-        assert require_right(datasets, spec, corpus, range(first + 3, first + 503), source)
+        assert require_right(datasets, stream, corpus, range(first + 3, first + 503), source)
 
 
 @pytest.mark.parametrize("order", ["shuffled", "random", "packed"])
@@ -156,12 +157,12 @@ def test_pages_lose_and_repeat_nothing(
 ) -> None:
     """However small they are: by candidates, and by spans of their rows."""
     corpus = write_documents(tmp_path, random_lengths(4, 16), "ids")
-    spec = stream_of(order)
+    stream = stream_of(order)
 
     with local(corpus) as datasets:
-        made_rows(datasets, spec)
-        stream = message_of(spec, 0, 400, batch_size=1)
-        asked = pb.FindRequest(stream=stream, document_id="same")
+        made_rows(datasets, stream)
+        request = message_of(stream, 0, 400, batch_size=1)
+        asked = finding(request, document_id="same")
         whole = found_rows(datasets, asked)
         assert len(whole) > 30
         for name, limit in (
@@ -181,7 +182,7 @@ def test_found_rows_say_what_is_redacted_and_deleted_as_locate_does(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of each source of a mixture, also where pages are cut by these marks."""
-    web, books, spec, first = write_mixture(tmp_path)
+    web, books, stream, first = write_mixture(tmp_path)
 
     with opened(web) as one, opened(books) as other:
         (listed,) = write_lists(one, 0, [(0, 5, 60), (0, 61, 62), (2, 0, 90)])
@@ -190,12 +191,13 @@ def test_found_rows_say_what_is_redacted_and_deleted_as_locate_does(
         assert other.redactions is not None
         other.redactions.find(bytes(32))  # looks at the file at once
         datasets = LocalDatasets([one, other], lambda: False, polls=False)
-        made_rows(datasets, spec)
-        spec = replace(spec, redactions=(Redaction(first, 0, listed), Redaction(first, 2, listed)))
-        stream = message_of(replace(spec, planes=(53,)), first, first + 400, batch_size=1)
-        marks = {row.sample: row for row in located(datasets, stream)}
-        asked = pb.FindRequest(
-            stream=stream, source=source, range=pb.FileRange(file=0, first_token=0, end_token=80)
+        made_rows(datasets, stream)
+        redactions = Redaction(first, 0, listed), Redaction(first, 2, listed)
+        stream = replace(stream, redactions=redactions)
+        request = message_of(stream, first, first + 400, batch_size=1)
+        marks = {row.sample: row for row in located(datasets, request)}
+        asked = finding(
+            request, source=source, range=pb.FileRange(file=0, first_token=0, end_token=80)
         )
         monkeypatch.setattr(find_module, "SPANS_MAX", 5)
         count = 0
@@ -215,63 +217,64 @@ def test_found_rows_say_what_is_redacted_and_deleted_as_locate_does(
 def test_another_stream_than_the_expected_one_is_not_searched(
     tmp_path: Path, redacted: bool
 ) -> None:
-    """Its rows would be those of another run; and so is what samples of it hold."""
+    """Its rows would be those of another run."""
     corpus = write_documents(tmp_path, [[40, 50]], "ids")
 
     with opened(corpus) as dataset:
         (listed,) = write_lists(dataset, 0, [(0, 5, 60)])
         datasets = LocalDatasets([dataset], lambda: False, polls=False)
-        spec = stream_of("shuffled")
+        stream = stream_of("shuffled")
         if redacted:
-            spec = replace(spec, redactions=(Redaction(0, 0, listed),))
-        stream = message_of(spec, 0, 9, batch_size=1)
-        stream.identity_version = spec.identity_version
-        samples = [pb.SampleSpan(first_sample=0, end_sample=2)]
-        for identity, is_right in (
-            (spec.identity(corpora_of(spec, [dataset])), True),
-            (bytes(31) + b"1", False),
-        ):
-            stream.expected_identity = identity
-            for ask in (
-                partial(datasets.provenance.find, pb.FindRequest(stream=stream, document=0)),
-                partial(
-                    datasets.provenance.coverage,
-                    pb.CoverageRequest(stream=stream, samples=samples),
-                ),
-            ):
-                if is_right:
-                    ask()
-                    continue
-                with pytest.raises(StreamMismatch, match="is not this stream's identity"):
-                    ask()
+            stream = replace(stream, redactions=(Redaction(0, 0, listed),))
+        asked = finding(message_of(stream, 0, 9, batch_size=1), document=0)
+        asked.expected_identity = stream.known({0: KnownCorpus(dataset.fingerprint)}).identity(0)
+        datasets.provenance.find(asked)
+        asked.expected_identity = bytes(31) + b"1"
+        with pytest.raises(StreamMismatch, match="is not this stream's identity"):
+            datasets.provenance.find(asked)
+
+
+def test_redactions_have_to_be_in_force_at_the_first_sample(tmp_path: Path) -> None:
+    """Rows before the redaction would be marked as if it were."""
+    corpus = write_documents(tmp_path, [[40, 50]], "ids")
+
+    with opened(corpus) as dataset:
+        (listed,) = write_lists(dataset, 0, [(0, 5, 60)])
+        datasets = LocalDatasets([dataset], lambda: False, polls=False)
+        stream = replace(stream_of("shuffled"), redactions=(Redaction(7, 0, listed),))
+        asked = finding(message_of(stream, 7, 9, batch_size=1), document=0)
+        datasets.provenance.find(asked)
+        asked.first_sample = 6
+        with pytest.raises(InvalidRequest, match=r"^redactions\.first_sample: 7 is above .* 6"):
+            datasets.provenance.find(asked)
 
 
 def test_an_id_finds_the_rows_of_all_of_its_documents(tmp_path: Path) -> None:
     """And says which documents these are."""
     corpus = write_documents(tmp_path, random_lengths(4, 16), "ids")
-    spec = stream_of("padded", long_documents="cut")
+    stream = stream_of("padded", long_documents="cut")
 
     with local(corpus) as datasets:
-        made_rows(datasets, spec)
-        stream = message_of(spec, 0, 300, batch_size=1)
-        asked = pb.FindRequest(stream=stream, document_id="same")
+        made_rows(datasets, stream)
+        request = message_of(stream, 0, 300, batch_size=1)
+        asked = finding(request, document_id="same")
         answer = datasets.provenance.find(asked)
         wanted = [(one.file, one.first_token, one.end_token) for one in answer.looked_for]
         assert {one.document.id for one in answer.looked_for} == {"same"}
         assert [file.file for file in answer.files] == [0, 1, 2]
-        assert found_rows(datasets, asked).keys() == by_force(datasets, stream, 0, wanted).keys()
+        assert found_rows(datasets, asked).keys() == by_force(datasets, request, 0, wanted).keys()
 
 
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "random", "packed"])
 def test_a_search_of_everything_is_answered_in_pages(tmp_path: Path, order: str) -> None:
     """2^63 samples of a whole file: each page is quick and bounded, and so is the last one."""
     corpus = write_documents(tmp_path, [[30, 17, 400], [20]], "ids")
-    spec = stream_of(order)
+    stream = stream_of(order)
 
     with local(corpus) as datasets:
-        made_rows(datasets, spec)
-        asked = pb.FindRequest(
-            stream=message_of(spec, 0, 2**63, batch_size=1),
+        made_rows(datasets, stream)
+        asked = finding(
+            message_of(stream, 0, 2**63, batch_size=1),
             range=pb.FileRange(file=0, first_token=0, end_token=447),
         )
         began = time.monotonic()
@@ -286,9 +289,8 @@ def test_a_search_of_everything_is_answered_in_pages(tmp_path: Path, order: str)
             nothing = datasets.provenance.find(asked)
             assert (list(nothing.rows), nothing.HasField("next_candidate")) == ([], False)
         assert time.monotonic() - began < 5
-        rows = message_of(spec, 2**63 - 40, 2**63, batch_size=1)
-        asked.stream.CopyFrom(rows)
-        asked.first_candidate = 0
+        rows = message_of(stream, 2**63 - 40, 2**63, batch_size=1)
+        asked = finding(rows, range=asked.range)
         assert found_rows(datasets, asked) == by_force(datasets, rows, 0, [(0, 0, 447)])
 
 
@@ -306,8 +308,8 @@ def test_a_file_is_named_by_number_or_by_name(tmp_path: Path) -> None:
             found = pb.FileRange(first_token=3, end_token=5)
             for field, value in what.items():
                 setattr(found, field, value)
-            stream = message_of(stream_of("shuffled"), 0, 9, batch_size=1)
-            return datasets.provenance.find(pb.FindRequest(stream=stream, range=found))
+            request = message_of(stream_of("shuffled"), 0, 9, batch_size=1)
+            return datasets.provenance.find(finding(request, range=found))
 
         (file,) = ask(file_name="y\\t.bin").files
         assert (file.file, file.name) == (2, "y\\t.bin")
@@ -331,18 +333,40 @@ def test_what_is_missing_or_unknown_is_said(tmp_path: Path) -> None:
     corpus = write_documents(tmp_path, random_lengths(4, 16), "ids")
 
     with local(corpus) as datasets:
-        stream = message_of(stream_of("shuffled"), 0, 9, batch_size=1)
+        request = message_of(stream_of("shuffled"), 0, 9, batch_size=1)
         for asked, error, field in (
-            (pb.FindRequest(), InvalidRequest, "end_sample"),
-            (pb.FindRequest(stream=stream), InvalidRequest, "what"),
-            (pb.FindRequest(stream=stream, document=2**64 - 1), NotFound, "document"),
-            (pb.FindRequest(stream=stream, document_id="a\nb"), NotFound, "document_id"),
-            (pb.FindRequest(stream=stream, document_id="\x1b[1m"), NotFound, "document_id"),
-            (pb.FindRequest(stream=stream, document=1, source=1), InvalidRequest, "source"),
+            (pb.FindRequest(), InvalidRequest, "stream.sources"),
+            (finding(request), InvalidRequest, "what"),
+            (finding(request, document=2**64 - 1), NotFound, "document"),
+            (finding(request, document_id="a\nb"), NotFound, "document_id"),
+            (finding(request, document_id="\x1b[1m"), NotFound, "document_id"),
+            (finding(request, document=1, source=1), InvalidRequest, "source"),
         ):
             with pytest.raises(error, match=f"^{field}: ") as caught:
                 datasets.provenance.find(asked)
             assert str(caught.value).isprintable()
+
+
+def test_samples_are_those_that_there_are(tmp_path: Path) -> None:
+    """Both bounds up to 2^63, and the first one within the stage."""
+    web, books, stream, first = write_mixture(tmp_path)
+
+    with local(web, books) as datasets:
+        made_rows(datasets, stream)
+        message = stream_message(stream)
+        for begin, end, error, field in (
+            (2**63, 2**63, SamplesExhausted, "first_sample"),
+            (2**64 - 1, 2**63, SamplesExhausted, "first_sample"),
+            (first, 2**63 + 1, SamplesExhausted, "end_sample"),
+            (first, 2**64 - 1, SamplesExhausted, "end_sample"),
+            (first - 1, first + 1, InvalidRequest, "first_sample"),
+        ):
+            asked = pb.FindRequest(stream=message, first_sample=begin, end_sample=end, document=0)
+            with pytest.raises(error, match=f"^{field}: "):
+                datasets.provenance.find(asked)
+        for end in (0, first, 2**63):
+            asked = pb.FindRequest(stream=message, first_sample=first, end_sample=end, document=0)
+            assert bool(datasets.provenance.find(asked).rows) == (end > first)
 
 
 def test_no_sample_holds_a_document_without_tokens(tmp_path: Path) -> None:
@@ -350,8 +374,8 @@ def test_no_sample_holds_a_document_without_tokens(tmp_path: Path) -> None:
     corpus = write_documents(tmp_path, [[3, 0, 40]], "ids")
 
     with local(corpus) as datasets:
-        stream = message_of(stream_of("shuffled"), 0, 2**40, batch_size=1)
-        answer = datasets.provenance.find(pb.FindRequest(stream=stream, document=1))
+        request = message_of(stream_of("shuffled"), 0, 2**40, batch_size=1)
+        answer = datasets.provenance.find(finding(request, document=1))
     (one,) = answer.looked_for
     assert (one.document.number, one.first_token, one.end_token) == (1, 3, 3)
     assert (answer.candidates, len(answer.rows)) == (0, 0)

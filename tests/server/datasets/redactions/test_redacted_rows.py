@@ -34,9 +34,9 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.sampling.spans import Pieces, Spans
-from tokenfeed.stream.redactions import Redaction
-from tokenfeed.stream.spec import Mixture, Source, StreamSpec
-from tokenfeed.stream.stages import AskedStage, scheduled
+from tokenfeed.stream import stream as streams
+from tokenfeed.stream.schedule import first_stage
+from tokenfeed.stream.stage import Redaction, Source
 from tokenfeed.wire.row_block import Plane
 
 T = 12
@@ -135,16 +135,14 @@ def stream_of(datasets: dict[str, Dataset], name: str) -> Stream:
     )
     used = [datasets[source.dataset] for source in sources]
     store: RowStore = used[0].store
-    mixture = None
     planes = [51] * ("u2" in (each.name for each in used)) + [52] * sources[0].reads_documents
     if len(sources) > 1:
         have_pieces = [source.reads_documents for source in sources]
         store = MixedStore([each.store for each in used], have_pieces)
-        weights = tuple(range(1, len(sources) + 1))
-        mixture = Mixture(7, scheduled([AskedStage(0, weights)], len(sources)))
-    spec = StreamSpec(T, sources, mixture)
+    weights = {source.number: source.number + 1 for source in sources}
+    stream = streams.Stream(7, sources, (first_stage(T, weights),))
     planes = [50, *planes] if sources[0].reads_documents else planes
-    return Stream(used, store, plan(spec, store.shapes, np.arange(SAMPLES)), planes)
+    return Stream(used, store, plan(stream, store.shapes, np.arange(SAMPLES)), planes)
 
 
 def places(spans: Spans) -> list[list[tuple[int, int, int]]]:
@@ -329,8 +327,7 @@ def test_a_stream_with_many_lists_in_force_is_prepared_once(
     dataset, computed, prepared = datasets["u4"], [], []
     hashes = write_lists(dataset, 0, *([(0, 3 * i, 3 * i + 1)] for i in range(9)))[:8]
     in_force = tuple(sorted(Redaction(5 * i, 0, each) for i, each in enumerate(hashes)))
-    source = Source("u4", orders.find("random-1"), 3, 0, "")
-    spec = StreamSpec(T, (source,), planes=(53,), redactions=in_force)
+    stream = streams.Stream.of_dataset("u4", orders.find("random-1"), 3, T, redactions=in_force)
     list_of, of = ListContent.list_of, Covering.of
     monkeypatch.setattr(
         ListContent, "list_of", lambda *given: computed.append(1) or list_of(*given)
@@ -338,7 +335,7 @@ def test_a_stream_with_many_lists_in_force_is_prepared_once(
     monkeypatch.setattr(Covering, "of", lambda given: prepared.append(1) or of(given))
     redactor = Redactor()
 
-    rows = [redactor.wrap(dataset.store, [dataset], spec) for _ in range(20)]
+    rows = [redactor.wrap(dataset.store, [dataset], stream, (53,)) for _ in range(20)]
 
     assert (computed, prepared) == ([1, 1], [1])  # the latest list, and that of the stream
     spans = Spans.of_windows(T + 1, np.array([0]), np.array([20]))

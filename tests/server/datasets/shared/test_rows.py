@@ -18,7 +18,7 @@ from server.datasets import open_local
 from server.storage.kept import spool
 from server.storage.rows import RowsJob
 from tokenfeed.sampling.orders import packed_v1
-from tokenfeed.stream.spec import Source
+from tokenfeed.stream.stage import Source
 
 made = RowsJob.made
 

@@ -13,6 +13,7 @@ import pytest
 
 from client import Mixture, NumpyBatches
 from tests.conftest import Serve, WriteTokens
+from tests.server.requests import batches
 from tests.support.scraping import SCRAPED, Labels, fetch, labels, samples
 from tests.support.waiting import eventually
 from tokenfeed import __version__
@@ -103,12 +104,12 @@ def test_names_are_those_of_the_documents_and_labels_are_bounded(
 def test_a_refusal_counts_by_its_status_and_kind(serve: Serve, two: list[Path]) -> None:
     """Refusals are what a wrong deployment looks like from outside."""
     server = serve("--data", two[0], *SCRAPED)
-    ask = partial(pb.GetBatchRequest, batch_size=1, context_length=8)
+    ask = partial(batches, batch_size=1, context_length=8)
     requests = (
         pb.GetBatchRequest(),
         ask(context_length=10**9),
         ask(dataset="other"),
-        ask(expected_identity=bytes(32), identity_version=1),
+        ask(expected_identity=bytes(32)),
     )
     with grpc.insecure_channel(server.address) as channel:
         for request in requests:
@@ -141,7 +142,7 @@ def test_an_idle_client_that_is_cut_off_is_counted(serve: Serve, write_tokens: W
     """A client that reads nothing holds a thread until then."""
     corpus = write_tokens(np.arange(1 << 22) % 65_000)
     server = serve("--data", corpus, *SCRAPED, "--send-timeout-seconds", "2")
-    request = pb.GetBatchRequest(batch_size=32, context_length=2048, num_batches=10**6)
+    request = batches(batch_size=32, context_length=2048, num_batches=10**6)
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_stream(GET_BATCH)(request.SerializeToString())
         next(call)
@@ -176,7 +177,7 @@ def test_a_drain_can_be_scraped(serve: Serve, write_tokens: WriteTokens) -> None
     """The port is open until the server has ended its calls."""
     corpus = write_tokens(np.arange(1 << 22) % 65_000)
     server = serve("--data", corpus, *SCRAPED, "--drain-seconds", "5")
-    request = pb.GetBatchRequest(batch_size=32, context_length=2048, num_batches=10**6)
+    request = batches(batch_size=32, context_length=2048, num_batches=10**6)
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_stream(GET_BATCH)(request.SerializeToString())
         next(call)

@@ -17,11 +17,11 @@ import pytest
 from client import Mixture, NumpyBatches
 from server.rpc.monitoring.status import _is_local
 from tests.conftest import ROOT, Serve, WriteTokens
+from tests.server.requests import batches
 from tests.support.commands import run
 from tests.support.waiting import eventually, least_seconds
 from tokenfeed import __version__
 from tokenfeed.v1 import status_pb2 as pb
-from tokenfeed.v1 import tokenfeed_pb2
 
 METHOD = "/tokenfeed.v1.Status/GetStatus"
 B, T = 8, 15
@@ -382,7 +382,7 @@ def test_of_many_streams_the_latest_are_listed(serve: Serve, two: list[Path]) ->
     server = serve("--data", two[0])
     with grpc.insecure_channel(server.address) as channel:
         for number in range(5):
-            request = tokenfeed_pb2.GetBatchRequest(
+            request = batches(
                 batch_size=2, context_length=8, num_batches=1, client_name=f"client {number}"
             )
             call = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")

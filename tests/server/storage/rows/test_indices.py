@@ -49,7 +49,7 @@ from tokenfeed.errors import (
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import packed_v1
 from tokenfeed.sampling.plan import plan
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stream import Stream
 
 LENGTHS = random_lengths(11)
 KEY = packed(40)
@@ -578,12 +578,12 @@ def test_the_plan_of_a_dataset_has_its_rows(tmp_path: Path) -> None:
     source = DatasetSource("train", tuple(corpus.paths))
     dataset = open_dataset(source, options(), TokenChecks(), planes=PlaneOptions())
     with closing(dataset):
-        spec = StreamSpec.of_dataset("train", packed_v1, 3, 40)
+        stream = Stream.of_dataset("train", packed_v1, 3, 40)
         assert dataset.rows is not None
         index = dataset.rows.make_now(KEY)
         expected = rows_by_reference(LENGTHS, KEY)
         samples = np.arange(50)
-        spans = plan(spec, [dataset.store.shape], samples)
+        spans = plan(stream, [dataset.store.shape], samples)
         places = packed_v1.places(samples, 3, index.row_count)
         assert spans.pieces is not None
         pieces = np.stack([spans.shard, spans.token_offset, spans.pieces.token_count], axis=1)

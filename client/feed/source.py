@@ -1,4 +1,4 @@
-"""The interface of the datasets of a feed, on remote servers or in local files."""
+"""Where the rows of a feed come from: the interface of servers and of local files."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from functools import cache
 from typing import Protocol
 
 from tokenfeed.stream.planes import DOCUMENT_STARTS
-from tokenfeed.stream.redactions import Redactions
-from tokenfeed.stream.spec import StreamSpec
+from tokenfeed.stream.stage import Redactions
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 from tokenfeed.wire.row_block import RowBlock
 
-from ...device.numpy_batch import HostPart, Note
-from ...device.row_source import RowSource
-from ...runtime.counters import Counters
-from ...stream.usable import row_documents_max
+from ..device.numpy_batch import HostPart, Note
+from ..device.row_source import RowSource
+from ..runtime.counters import Counters
+from ..stream.usable import row_documents_max
 
 
-class StreamedDataset(Protocol):
-    """The datasets of a feed, one or those of a mixture, which provide streams of rows."""
+class Datasets(Protocol):
+    """The datasets of the sources of a stream, which provide its rows."""
 
     @property
     def closed(self) -> bool:
@@ -28,10 +28,10 @@ class StreamedDataset(Protocol):
 
     @property
     def forked(self) -> bool:
-        """Whether this is a fork's copy of a dataset that was in use."""
+        """Whether this is a fork's copy of datasets that were in use."""
 
     def require_own_process(self) -> None:
-        """Raise InvalidRequest in a fork's copy of a dataset that was in use."""
+        """Raise InvalidRequest in a fork's copy of datasets that were in use."""
 
     def await_described(self) -> tuple[pb.Dataset, ...]:
         """Return the description of each source; waits for them.  Raises: TokenfeedError."""
@@ -56,34 +56,33 @@ class StreamedDataset(Protocol):
     def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
         """Return the number of rows of an order of a dataset; per epoch if it has epochs.
 
-        context_length: if it differs from that of the streams.  place: of the dataset among the
+        context_length: if it differs from that of the stream.  place: of the dataset among the
         sources.  Raises: TokenfeedError.
         """
 
-    def open_rows(
-        self, request: StreamRequest, *, prefetch_bytes: int, counters: Counters
-    ) -> RowSource:
-        """Return the rows of a stream, which does not receive before `start`.
+    def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> RowSource:
+        """Return the rows of a request, which does not receive before `start`.
 
-        prefetch_bytes: memory for prefetched rows.  counters: are updated by the stream.
+        request: with the known stream.  prefetch_bytes: memory for prefetched rows.  counters: are
+        updated by the rows.
         """
 
     def end_with(self, owner: object) -> None:
-        """Close the dataset when an object is garbage-collected."""
+        """Close the datasets when an object is garbage-collected."""
 
     def close(self) -> None:
-        """End all streams of it. May be called twice, from any thread."""
+        """End all rows of it. May be called twice, from any thread."""
 
 
-def note_of(dataset: StreamedDataset, spec: StreamSpec) -> Note:
-    """Return what notes the host part of batches of a stream."""
+def note_of(datasets: Datasets, stream: Stream) -> Note:
+    """Return what notes the host part of batches of a stream.  datasets: of its sources."""
 
     @cache
     def limits() -> tuple[bool, int | None]:
-        described = dataset.await_described()  # rows are there, so this does not wait
-        planes = dataset.plane_fingerprints()
+        described = datasets.await_described()  # rows are there, so this does not wait
+        planes = datasets.plane_fingerprints()
         knows_documents = all(DOCUMENT_STARTS in dict(own) for own in planes)
-        return knows_documents, row_documents_max(spec, described)
+        return knows_documents, row_documents_max(stream, described)
 
     def note(parts: Sequence[RowBlock]) -> HostPart:
         knows_documents, documents_max = limits()

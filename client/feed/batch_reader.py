@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from tokenfeed.stream.parts import StreamParts
-from tokenfeed.wire.request import StreamRequest
+from tokenfeed.wire.request import Request
 
-from ...device.host_transfer import Pair, Transfer
-from ...device.numpy_batch import HostPart
-from ...device.row_source import RowSource
-from ...stream.usable import corpora_of
-from .dataset import StreamedDataset
+from ..device.host_transfer import Pair, Transfer
+from ..device.numpy_batch import HostPart
+from ..device.row_source import RowSource
+from .source import Datasets
 
 Array = TypeVar("Array")
 
@@ -20,32 +18,19 @@ class BatchReader(Generic[Array]):
     """Returns the batches of a source in order. Construction starts the prefetch."""
 
     def __init__(
-        self,
-        dataset: StreamedDataset,
-        request: StreamRequest,
-        rows: RowSource,
-        transfer: Transfer[Array],
+        self, datasets: Datasets, request: Request, rows: RowSource, transfer: Transfer[Array]
     ) -> None:
-        """Start the prefetch.  rows: those of the request, from dataset; not started yet."""
+        """Start the prefetch.  rows: those of the request, from datasets; not started yet."""
         self._transfer = transfer
         self._stride = request.position.stride
         self.request = request
         """Of all its batches."""
-        self._dataset = dataset
-        self._spec: StreamParts | None = None
+        self._datasets = datasets
         self.rows = rows
         """The source; for `next`, and to look at its queue."""
         self.sample = request.position.first_sample
         """Sample of row 0 of rank 0 in the next batch."""
         rows.start(owner=self)
-
-    @property
-    def spec(self) -> StreamParts:
-        """The stream of the batches. Does not wait once there was a batch."""
-        if self._spec is None:
-            spec = self.request.spec
-            self._spec = spec.parts(corpora_of(spec, self._dataset.await_described()))
-        return self._spec
 
     @property
     def noted(self) -> HostPart | None:
@@ -58,8 +43,8 @@ class BatchReader(Generic[Array]):
         Raises: InvalidRequest in a fork; the error that ended the stream.
         Do not use the reader after an exception: its position is then undefined.
         """
-        self._dataset.require_own_process()
-        if self._dataset.closed:
+        self._datasets.require_own_process()
+        if self._datasets.closed:
             return None
         batch = self._transfer.next(self.rows, out)
         if batch is not None:
@@ -68,5 +53,5 @@ class BatchReader(Generic[Array]):
 
     def close(self) -> None:
         """End the thread. May be called twice. Garbage collection also closes a reader."""
-        if not self._dataset.forked:
+        if not self._datasets.forked:
             self.rows.close()

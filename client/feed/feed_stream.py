@@ -1,0 +1,483 @@
+"""What a feed reads: its stream, the datasets behind it, and how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.plan import no_documents_fit
+from tokenfeed.stream.position import SAMPLE_END, Position, require_range
+from tokenfeed.stream.schedule import first_exhausted
+from tokenfeed.stream.stage import MIXTURE, Redaction, Source, Stage
+from tokenfeed.stream.stream import Stream
+from tokenfeed.wire.request import Request
+
+from ..runtime import arguments
+from ..runtime.arguments import integer
+from ..stream.usable import corpora_of, no_rows
+from ..stream.wanted_planes import WantedPlanes
+from ..transport.addresses import Targets
+from .cursor import Cursor, OpenRun
+from .history import History
+from .mixture.recipe import Definition, Mixture, checked_weights, long_argument, read_list
+from .options import FeedOptions
+from .ranks.agreement import RankAgreement, rank_agreement
+from .ranks.coordinates import data_parallel
+from .resume import Change, require_same_corpus, with_redaction, with_weights
+from .source import Datasets
+from .state import Planes, folded, plain_stream, write_state
+from .stats import FeedPosition, SourceStats, source_stats
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+
+class Rows(NamedTuple):
+    """The rows of a batch.  samples: int64[B].  sources: int16[B], numbers of sources."""
+
+    samples: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.int16]
+
+
+OpenDatasets = Callable[[Request], Datasets]
+"""Returns the datasets of the sources of a request; does no I/O."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStream:
+    """What a feed reads, and how far it is. A feed whose stream changes replaces it as a whole:
+    other threads and signal handlers see all of a change, or nothing of it.
+
+    request: all others differ from it only by their position; its stream is the whole one, of which
+    a state may have the first part.  datasets: of the sources that are still read.  open_datasets:
+    returns those of other requests.  masks: kinds of planes that mask targets, where datasets have
+    them.  definition: what the feed was asked for, and told since; no state changes it.  rest: the
+    part of the stream that is still read, which the datasets are of.
+    """
+
+    request: Request
+    rest: Stream
+    datasets: Datasets
+    cursor: Cursor
+    open_datasets: OpenDatasets
+    masks: tuple[int, ...]
+    definition: Definition
+    _memo: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    @property
+    def stream(self) -> Stream:
+        """The whole stream, as far as it is known without asking."""
+        return self.request.stream
+
+    def known(self) -> Stream:
+        """Return the whole stream with its corpora; asks for them if nothing was read yet.  Raises:
+        StreamMismatch if one of them is another one than before; TokenfeedError.
+        """
+        if "known" not in self._memo:
+            corpora = corpora_of(self.rest, self.datasets.await_described())
+            for source in self.rest.sources:
+                if source.corpus is not None:
+                    length = self.rest.context_length
+                    require_same_corpus(source, corpora[source.number], length)
+            self._memo["known"] = self.stream.known(corpora)
+        known: Stream = self._memo["known"]
+        return known
+
+    def state_at(self, snapshot: tuple[int, OpenRun]) -> dict[str, Any]:
+        """Return the state of the feed at an earlier value of `cursor.current`.  Raises:
+        TokenfeedError.
+        """
+        if "pickled" not in self._memo:
+            self._memo["pickled"] = pickle.dumps(plain_stream(self.known()))
+        sample, _, history = self.cursor.at(snapshot)
+        return write_state(sample, self._memo["pickled"], self.told(history), self.planes())
+
+    def told(self, history: History) -> History:
+        """Return a history without the runs whose stages are not kept any more."""
+        first = self.stream.stages[0]
+        return history.since(first.first_sample) if first.index else history
+
+    def planes(self) -> Planes:
+        """Return the planes that mask targets.  Raises: TokenfeedError."""
+        self.datasets.await_described()
+        return {
+            (number, kind): fingerprint.hex()
+            for number, planes in zip(
+                self.rest.numbers, self.datasets.plane_fingerprints(), strict=True
+            )
+            for kind, fingerprint in planes
+            if kind in self.masks
+        }
+
+    def rows_at(self, sample: int) -> Rows:
+        """Return sample index and source number of each row of the batch of this rank that begins
+        at a sample of rank 0: int64[B], int16[B].
+        """
+        position = replace(self.request.position, first_sample=sample)
+        samples = position.samples(0, position.batch_size)
+        numbers, _ = locate_all(self.stream, samples)
+        return Rows(samples, numbers.astype(np.int16))
+
+    def request_at(self, sample: int, num_batches: int) -> Request:
+        """Return the request of batches from a sample on."""
+        position = replace(self.request.position, first_sample=sample)
+        num_batches = min(num_batches, position.batches_left, SAMPLE_END - 1)
+        return replace(self.request, stream=self.rest, position=position, num_batches=num_batches)
+
+    def compared(self) -> str:
+        """Return what ranks compare: a hash of the known stream and of the planes of its sources.
+        Raises: TokenfeedError.
+        """
+        return _hash_of(plain_stream(self.known()), self.datasets.plane_fingerprints())
+
+    @property
+    def order_name(self) -> str:
+        """The name of the order of the samples, for people."""
+        return MIXTURE if self.definition.is_mixture else self._source.order.NAME
+
+    # --- epochs ---
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of the next sample."""
+        return self.stream.stages[self.stream.place_of(self.cursor.sample)]
+
+    def require_epochs(self) -> None:
+        """Raise InvalidRequest if this is a mixture, or its order has none."""
+        if self.definition.is_mixture:
+            raise InvalidRequest("mixture", "has no epochs; max_epochs of a source ends a mixture")
+        if not self._source.order.HAS_EPOCHS:
+            raise InvalidRequest(
+                "order",
+                f"{self._source.order.NAME} is endless and has no epochs; pass order='shuffled', "
+                "'sequential', 'packed' or 'padded'",
+            )
+
+    @property
+    def _source(self) -> Source:
+        """The source of the present stage of a stream over one dataset."""
+        ((number, _),) = self.stage.weights.items()
+        return self.stream.sources[number]
+
+    def rows_per_epoch(self) -> int:
+        """Return the rows of the only source per epoch.  Raises: TokenfeedError."""
+        place = self.rest.numbers.index(self._source.number)
+        return self.datasets.rows_of(self._source.order.NAME, place=place)
+
+    def require_windows(self) -> int:
+        """Return the rows per epoch.  Raises: InvalidRequest if no file is long enough, or no
+        document short enough; TokenfeedError.
+        """
+        windows = self.rows_per_epoch()
+        if windows == 0:
+            if self._source.reads_documents:
+                raise no_documents_fit(self.stream, self._source)
+            raise no_rows(self.datasets.await_described()[0], self.stream.context_length)
+        return windows
+
+    @property
+    def epoch_offset(self) -> int:
+        """How far the source's own sample is ahead of the sample of the present stage: not 0 behind
+        a change of the context length, for example.
+        """
+        return self.stage.active[0].base - self.stage.first_sample
+
+    def position_of(self, sample: int) -> FeedPosition:
+        """Return the position at a sample, with its epoch if there are any."""
+        if self.definition.is_mixture or not self._source.order.HAS_EPOCHS:
+            return FeedPosition(sample, None)
+        own = sample + self.epoch_offset
+        return FeedPosition(sample, own // max(1, self.rows_per_epoch()))
+
+    def end_sample(self) -> int:
+        """Return the sample at which a source of a mixture ends it, 2^63 if none does, and log it;
+        asks for the rows of sources with max_epochs.  Raises: TokenfeedError.
+        """
+        max_epochs = self.definition.max_epochs
+        if not max_epochs:
+            return SAMPLE_END
+        sample, rows = self.cursor.sample, self._rows_of_sources()
+        limits = limits_of(self.stream, max_epochs, rows, sample)
+        end = first_exhausted(self.stream.stages, limits, sample)
+        if end is None:
+            return SAMPLE_END
+        name = self.stream.sources[end.source].dataset
+        _LOG.warning(
+            "mixture ends when a source is exhausted source=%s max_epochs=%d sample=%d tokens=%d",
+            name,
+            max_epochs[name],
+            end.sample,
+            end.sample * self.stream.context_length,
+        )
+        return end.sample
+
+    def source_stats(self, history: History, *, has_read: bool) -> Mapping[str, SourceStats]:
+        """Return the statistics of the sources of a mixture.  has_read: so it need not wait."""
+        if not self.definition.is_mixture:
+            return {}
+        rows = {
+            number: count
+            for number, count in (self._rows_of_sources() if has_read else {}).items()
+            if self.stream.sources[number].order.HAS_EPOCHS
+        }
+        return source_stats(self.stream, history, rows)
+
+    def _rows_of_sources(self) -> dict[int, int]:
+        """Return the rows of each source that is still read, per epoch if its order has epochs."""
+        return {
+            source.number: self.datasets.rows_of(source.order.NAME, place=place)
+            for place, source in enumerate(self.rest.sources)
+        }
+
+    # --- changes ---
+
+    def reweighted(self, weights: object, at_sample: int | None, owner: object) -> Change:
+        """Return the stream with other weights from a sample on, and from where on they are in
+        force; this stream if it has them already.
+
+        weights, at_sample: as a user passed them; None is as soon as possible.  owner: new datasets
+        are closed with it.
+        Raises: InvalidRequest, also for a closed feed; TokenfeedError if new sources cannot be
+        read.
+        """
+        sample, at = self._asked(at_sample)
+        by_name = checked_weights(weights, self.definition.block)
+        own = self.definition.with_sources(self.stream, by_name)
+        numbers = {source.dataset: source.number for source in own.sources}
+        samples_of = {numbers[name]: count for name, count in by_name.items() if count}
+        stages, begin = with_weights(own.stages, samples_of, at, sample, or_later=at_sample is None)
+        if stages == self.stream.stages:
+            return self, begin
+        return self.with_stream(own.with_stages(stages), owner=owner), begin
+
+    def redacted(self, list_hash: str, at_sample: int | None, dataset: str | None) -> Change:
+        """Return the stream that leaves out a list from a sample on, and from where on it is in
+        force; this stream if it has it already.
+
+        list_hash, at_sample, dataset: as a user passed them; None is as soon as possible, and the
+        only dataset.
+        Raises: InvalidRequest, also for a closed feed; StreamMismatch if no server has the list.
+        """
+        sample, at = self._asked(at_sample)
+        name, listed = (
+            self.definition.dataset_named(self.rest, dataset),
+            read_list("list_hash", list_hash),
+        )
+        redactions, begin = self.stream.redactions, at
+        for source in self.rest.sources:
+            if source.dataset == name:
+                new = Redaction(at, source.number, listed)
+                redactions, begin = with_redaction(redactions, new)
+        if redactions != self.stream.redactions:
+            delivered = self.cursor.now[2].end_sample
+            if at < sample:
+                problem = f"{at} is before the current position, {sample}"
+                raise InvalidRequest("at_sample", problem)
+            if at < delivered:
+                problem = f"{at} is before {delivered}, up to where samples were delivered"
+                raise InvalidRequest("at_sample", problem)
+        definition = self.definition.with_redaction(name, begin, listed)
+        if redactions == self.stream.redactions and definition == self.definition:
+            return self, begin
+        changed = self.with_stream(replace(self.stream, redactions=redactions))
+        return replace(changed, definition=definition), begin
+
+    def with_stream(
+        self, stream: Stream, *, owner: object = None, at: tuple[int, History] | None = None
+    ) -> FeedStream:
+        """Return what reads another stream. Other sources need other datasets, which are described
+        then.
+
+        at: another position, and the history before it; None keeps this one.  owner: new datasets
+        are closed with it.
+        Raises: InvalidRequest; StreamMismatch if no server has a list of redactions; TokenfeedError
+        if new sources cannot be read.
+        """
+        if stream == self.stream and at is None:
+            return self
+        cursor = self.cursor if at is None else self.cursor.moved(*at)
+        rest, datasets = _rest_of(stream, cursor.sample, self.definition), self.datasets
+        if _datasets_of(rest) != _datasets_of(self.rest):
+            self._require_open()
+            datasets = self.open_datasets(replace(self.request, stream=rest))
+            datasets.end_with(owner)
+            if self.datasets.reads_documents:
+                datasets.read_documents()
+        elif not {*rest.redactions} <= {*self.rest.redactions}:
+            datasets.require_redactions(rest.redactions)
+        request = replace(self.request, stream=stream)
+        found = replace(self, request=request, rest=rest, cursor=cursor, datasets=datasets)
+        try:
+            if datasets is not self.datasets:
+                _require_same_planes(self, found)
+            if len(stream.stages) > 1:
+                # So that no hash is computed when a state is saved.
+                kept = folded(found.known(), cursor.sample)
+                found = replace(found, request=replace(request, stream=kept))
+        except BaseException:
+            found.close_unless(self)
+            raise
+        return found
+
+    def close_unless(self, other: FeedStream) -> None:
+        """Close the datasets, unless they are those of another one."""
+        if self.datasets is not other.datasets:
+            self.datasets.close()
+
+    def _require_open(self) -> None:
+        if self.datasets.closed:
+            raise InvalidRequest("feed", "is closed; create a new one")
+
+    def _asked(self, at_sample: int | None) -> tuple[int, int]:
+        """Return the current position, and the sample that a change was asked for at, by default
+        this one.  Raises: InvalidRequest, also for a closed feed.
+        """
+        self._require_open()
+        sample = self.cursor.sample
+        at = sample if at_sample is None else integer("at_sample", at_sample)
+        require_range("at_sample", at, 0, SAMPLE_END)
+        return sample, at
+
+
+def asked_stream(
+    target: Targets,
+    batch_size: int,
+    context_length: int,
+    options: FeedOptions,
+    open_datasets: Callable[..., Datasets],
+) -> tuple[FeedStream, WantedPlanes, RankAgreement | None]:
+    """Return what a feed was asked to read; does no I/O. Also the planes that it wants, and what
+    compares it with other ranks, if there are some.
+
+    options: all of them, checked.  open_datasets: opens a target (local/choice.py).  The other
+    arguments, and Raises: as for RemoteBatches.
+    """
+    batch_size = integer("batch_size", batch_size)
+    context_length = integer("context_length", context_length)
+    definition = _definition(context_length, options)
+    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
+    request = Request(
+        definition.stream,
+        arguments.first_position(
+            options["start_step"],
+            options["start_sample"],
+            Position(0, batch_size, ranks.rank, ranks.world_size),
+        ),
+        num_batches=options["num_batches"],
+    )
+    planes = WantedPlanes(
+        loss_mask=options["loss_mask"] == "apply", document_starts=options["mask_borders"]
+    )
+    agreement = rank_agreement(ranks, request, target, options["fingerprint"])
+    open_own = partial(
+        open_datasets,
+        target,
+        timeouts=options["timeouts"],
+        credentials=options["credentials"],
+        client_name=arguments.name_of_client(options["client_name"], ranks.rank),
+        planes=planes,
+    )
+    datasets = open_own(
+        request,
+        fingerprint=arguments.hash_digits("fingerprint", options["fingerprint"]),
+        agreement=None if agreement is None else partial(agreement.require_same, definition),
+    )
+    cursor = Cursor(request.position)
+    stream = request.stream
+    found = FeedStream(request, stream, datasets, cursor, open_own, planes.kinds, definition)
+    return found, planes, agreement
+
+
+def _definition(context_length: int, options: FeedOptions) -> Definition:
+    order, seed, dataset = options["order"], options["seed"], options["dataset"] or ""
+    long_documents = long_argument(order, options["long"])
+    mixture = options["mixture"]
+    if mixture is None:
+        found = orders.find(order)
+        stream = Stream.of_dataset(dataset, found, seed, context_length, long_documents)
+        return Definition(stream, order, long_documents, is_mixture=False)
+    if dataset:
+        problem = "is given together with mixture, which has the names"
+        raise InvalidRequest("dataset", problem)
+    if options["fingerprint"] is not None:
+        problem = "is of one dataset, but a mixture has several; omit it"
+        raise InvalidRequest("fingerprint", problem)
+    recipe = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
+    return recipe.definition(context_length, order, seed, long_documents)
+
+
+def limits_of(
+    stream: Stream, max_epochs: Mapping[str, int], rows: Mapping[int, int], sample: int = 0
+) -> dict[int, int]:
+    """Return the samples that sources may contribute, by their numbers; others are endless.
+
+    max_epochs: by the names of datasets.  rows: of an epoch of each source, by its number.  sample:
+    the position.
+    Raises: InvalidRequest at sample 0 if a source has not even enough for the first block.
+    """
+    limits = {
+        source.number: max_epochs[source.dataset] * rows[source.number]
+        for source in stream.sources
+        if source.dataset in max_epochs and source.number in rows
+    }
+    first = stream.stages[0]
+    for number, weight in first.weights.items() if sample == 0 else ():
+        if limits.get(number, weight) < weight:
+            name = stream.sources[number].dataset
+            raise InvalidRequest(
+                f"sources.{name}.max_epochs",
+                f"is {max_epochs[name]}, which are {limits[number]} samples, but the first block "
+                f"of {first.block_size} samples needs {weight} of them; pass block= for smaller "
+                "blocks, or a smaller weight",
+            )
+    return limits
+
+
+def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:
+    """Return the part of a stream that is still read, and of a mixture all sources that it was
+    asked for, whose rows are counted; the whole one while the corpora of what was read before are
+    not known.
+    """
+    rest = stream.rest(sample)
+    names = {each.dataset for each in definition.stream.sources} if definition.is_mixture else set()
+    numbers = set(rest.numbers)
+    numbers |= {each.number for each in stream.sources if each.dataset in names}
+    if not all(each.corpus or each.number in numbers for each in stream.sources):
+        return stream
+    sources = tuple(each for each in stream.sources if each.number in numbers)
+    redactions = tuple(each for each in stream.redactions if each.source in numbers)
+    return replace(rest, sources=sources, redactions=redactions)
+
+
+def _datasets_of(stream: Stream) -> list[tuple[object, ...]]:
+    """Return what datasets are opened by."""
+    return [(each.number, each.dataset, each.order, each.long_documents) for each in stream.sources]
+
+
+def _hash_of(*values: object) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+def _require_same_planes(before: FeedStream, now: FeedStream) -> None:
+    """Raise StreamMismatch if a dataset has other planes than before."""
+    known = {
+        each.fingerprint: planes
+        for each, planes in zip(
+            before.datasets.await_described(), before.datasets.plane_fingerprints(), strict=True
+        )
+    }
+    described = zip(now.datasets.await_described(), now.datasets.plane_fingerprints(), strict=True)
+    for each, planes in described:
+        if known.get(each.fingerprint, planes) != planes:
+            problem = "has another loss mask or other document starts now"
+            raise StreamMismatch(f"mixture.{each.name}", problem)

@@ -1,0 +1,68 @@
+"""A stream and its history as people read them: dicts with names. Nothing reads them back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenfeed.stream.stage import Stage
+from tokenfeed.stream.stream import Stream
+
+from .history import History
+
+
+def named_runs(stream: Stream, history: History) -> list[dict[str, Any]]:
+    """Return runs, oldest first, each with the stages and redactions of its samples.
+
+    stream: known, with the stages of all these runs.
+    """
+    found = []
+    for run in history.runs:
+        last = stream.place_of(run.end_sample - 1)
+        stages = stream.stages[stream.place_of(run.first_sample) : last + 1]
+        values: dict[str, Any] = run._asdict()
+        values["stages"] = [named_stage(stream, stage) for stage in stages]
+        numbers = {number for stage in stages for number in stage.weights}
+        redactions = [
+            {
+                "first_sample": each.first_sample,
+                "source": each.source,
+                "list_hash": each.list_hash.hex(),
+            }
+            for each in stream.redactions
+            if each.first_sample < run.end_sample and each.source in numbers
+        ]
+        found.append(values | ({"redactions": redactions} if redactions else {}))
+    return found
+
+
+def named_stage(stream: Stream, stage: Stage) -> dict[str, Any]:
+    """Return a stage with the sources that it reads."""
+    return {
+        "first_sample": stage.first_sample,
+        "context_length": stage.context_length,
+        "sources": [
+            {
+                "source": share.source,
+                **named_source(stream, share.source, stage.context_length),
+                "weight": share.weight,
+                "base": share.base,
+            }
+            for share in stage.active
+        ],
+    }
+
+
+def named_source(stream: Stream, number: int, context_length: int) -> dict[str, Any]:
+    """Return what a source is.  context_length: at which its pieces are named."""
+    source = stream.sources[number]
+    assert source.corpus is not None
+    found = {
+        "dataset": source.dataset,
+        "order": source.order.NAME,
+        "seed": source.seed,
+        "fingerprint": source.corpus.fingerprint.hex(),
+    }
+    if source.reads_documents:
+        found["long_documents"] = source.long_documents
+        found["pieces"] = source.corpus.pieces_at(context_length).hex()
+    return found

@@ -1,0 +1,765 @@
+"""Which stream continues: a state that a feed loads, other weights, a redaction. Pure, but for the
+datasets that a feed opens to compare them.
+
+A change is a stage: what a feed has read stays as it was, and from a sample on something else
+follows. Nothing changes before everything was checked.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
+from tokenfeed.stream.position import SAMPLE_END
+from tokenfeed.stream.schedule import next_stage, planned_stage, scheduled
+from tokenfeed.stream.stage import (
+    CHANGED,
+    RESUMED,
+    Corpus,
+    Redaction,
+    Redactions,
+    Share,
+    Source,
+    Stage,
+)
+from tokenfeed.stream.stream import Stream
+
+from ..runtime.arguments import shown
+from ..stream.wanted_planes import PLANE_NAMES
+from .state import State
+
+if TYPE_CHECKING:
+    from .feed_stream import FeedStream
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+Change: TypeAlias = "tuple[FeedStream, int]"
+"""What a feed reads from now on, and the sample from which on a change is in force."""
+Stages = Sequence[Stage]
+
+PARTS = ("order", "seed", "context_length", "fingerprint", "long_documents", "pieces")
+"""What makes the samples of a stream over one dataset."""
+MID_EPOCH = "mid_epoch"
+"""A permission to change the context length in the middle of an epoch."""
+MIXTURE = "mixture"
+"""A permission to go on with other weights, by a stage that is appended at the saved sample."""
+PLANES = "planes"
+"""A permission to go on with other targets."""
+REDACTIONS = "redactions"
+"""A permission to go on with redactions that the rows before the saved sample had not, or without
+those of another corpus."""
+PERMISSIONS = (*PARTS, MID_EPOCH, MIXTURE, PLANES, REDACTIONS)
+
+
+class Resumed(NamedTuple):
+    """What a feed goes on with.  messages: to be logged."""
+
+    stream: FeedStream
+    messages: tuple[str, ...]
+
+
+def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object) -> Resumed:
+    """Return what a feed goes on with that loads a state. The feed does not change.
+
+    own: what it reads.  allow: as a user passed it.  owner: new datasets are closed with it.
+    Raises: as for `Feed.load_state_dict`.
+    """
+    is_collection = isinstance(allow, (tuple, list, set, frozenset))
+    if not is_collection or not all(part in PERMISSIONS for part in allow):
+        known = ", ".join(PERMISSIONS)
+        raise InvalidRequest("allow", f"{shown(allow)} is not a collection of {known}")
+    described = set(own.rest.numbers)
+    corpora = {
+        each.dataset: each.corpus for each in own.known().sources if each.number in described
+    }
+    definition = own.definition.stream
+    mine = [replace(each, corpus=corpora.get(each.dataset)) for each in definition.sources]
+    asked = replace(definition, sources=tuple(mine))
+    is_mixture = own.definition.is_mixture
+    plan = _mixture(asked, state, allow) if is_mixture else _dataset(own, asked, state, allow)
+    redactions, messages = _redactions(definition, plan, state, allow)
+    stream = replace(plan.stream, redactions=redactions)
+    found = own.with_stream(stream, owner=owner, at=(plan.sample, state.history))
+    try:
+        found.known()
+        _require_same_planes(state, found, plan.now_of, allow)
+    except BaseException:
+        found.close_unless(own)
+        raise
+    return Resumed(found, plan.messages + messages)
+
+
+class _Plan(NamedTuple):
+    """How a feed goes on.
+
+    stream: with the redactions of the state.  sample: where it goes on.  now_of: of sources of the
+    state, the number under which the same corpus is read from there on.  messages: to be logged.
+    """
+
+    stream: Stream
+    sample: int
+    now_of: Mapping[int, int]
+    messages: tuple[str, ...]
+
+
+# --- a feed over one dataset ---
+
+
+def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]) -> _Plan:
+    """Return the stream over one dataset that continues a state.
+
+    mine: the definition of the feed, with its corpus.  Raises: StreamMismatch, naming what differs.
+    """
+    saved, sample = state.stream, state.sample
+    place = saved.place_of(sample)
+    stage, source = saved.stages[place], mine.sources[0]
+    if not all(each.is_plain for each in saved.stages[place:]) or place + 1 < len(saved.stages):
+        names = ", ".join(each.dataset for each in saved.rest(sample).sources)
+        raise StreamMismatch(MIXTURE, f"the state is of a mixture of {names}; pass mixture=")
+    ((number, _, base),) = stage.active
+    theirs = saved.sources[number]
+    differing = _differences(theirs, stage.context_length, source, mine.context_length)
+    for name, before, now in differing:
+        if name not in allow:
+            raise StreamMismatch(
+                name,
+                f"the state was saved with {before}, but this stream has {now}, so its samples "
+                f"differ. {_cure(name, before)}, or allow=({name!r},) to go on with other samples",
+            )
+    messages = tuple(
+        f"resumed on another stream part={name} saved={before} now={now}"
+        for name, before, now in differing
+    )
+    if not differing:
+        same = replace(theirs, dataset=source.dataset)
+        stream = replace(saved, sources=_with(saved.sources, same))
+        return _Plan(stream, sample, {number: number}, messages)
+    # Behind all that was delivered: a sample has one stage, also those that a loop has read again.
+    begin = max(sample, state.history.end_sample)
+    own_sample = base + sample - stage.first_sample
+    if own_sample and stage.context_length != mine.context_length:
+        own_sample = _rescaled(own, theirs, stage.context_length, own_sample, allow)
+    stream, now_number = _with_source(saved, source, mine.context_length)
+    index, previous = stage.index + 1, b""
+    begun = saved.stages[: place + 1]
+    if begin == stage.first_sample:
+        index, previous, begun = stage.index, stage.previous, begun[:-1]
+    new = Stage(
+        index,
+        begin,
+        mine.context_length,
+        (Share(now_number, 1, own_sample),),
+        previous,
+        asked=begin,
+        origin=RESUMED,
+    )
+    is_same = "fingerprint" not in {name for name, _, _ in differing}
+    stream = stream.with_stages((*begun, new))
+    return _Plan(stream, begin, {number: now_number} if is_same else {}, messages)
+
+
+def _with(sources: Sequence[Source], source: Source) -> tuple[Source, ...]:
+    """Return sources with one in the place of that of its number, or behind them."""
+    found = {each.number: each for each in sources} | {source.number: source}
+    return tuple(found[number] for number in sorted(found))
+
+
+def _with_source(saved: Stream, source: Source, context_length: int) -> tuple[Stream, int]:
+    """Return a stream that has the source of a feed too, and its number there."""
+    assert source.corpus is not None
+    pieces = source.corpus.pieces_at(context_length)
+    for each in saved.sources:
+        known = each.corpus.pieces_at(context_length) if each.corpus else b""
+        if _facts(each) == _facts(source) and known in (b"", pieces):
+            corpus = _merged(each.corpus, source.corpus)
+            same = replace(each, dataset=source.dataset, corpus=corpus)
+            return replace(saved, sources=_with(saved.sources, same)), each.number
+    new = replace(source, number=len(saved.sources))
+    return replace(saved, sources=(*saved.sources, new)), new.number
+
+
+def _merged(before: Corpus | None, now: Corpus | None) -> Corpus | None:
+    """Return a corpus with the pieces of all context lengths at which it was and is read."""
+    if before is None or now is None:
+        return now or before
+    return Corpus(now.fingerprint, tuple(sorted((dict(before.pieces) | dict(now.pieces)).items())))
+
+
+def _differences(
+    theirs: Source, their_length: int, mine: Source, my_length: int
+) -> list[tuple[str, object, object]]:
+    """Return name, saved value and own value of each of PARTS that differs."""
+    assert theirs.corpus is not None
+    assert mine.corpus is not None
+    pairs: dict[str, tuple[object, object]] = {
+        "order": (theirs.order.NAME, mine.order.NAME),
+        "seed": (theirs.seed, mine.seed),
+        "context_length": (their_length, my_length),
+        "fingerprint": (theirs.corpus.fingerprint.hex(), mine.corpus.fingerprint.hex()),
+        "long_documents": (theirs.long_documents, mine.long_documents),
+        "pieces": (
+            theirs.corpus.pieces_at(their_length).hex(),
+            mine.corpus.pieces_at(my_length).hex(),
+        ),
+    }
+    differing = [(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+    names = {name for name, _, _ in differing}
+    left_out = set()
+    if names - {"pieces"}:
+        left_out.add("pieces")  # of other rows anyway
+    if "order" in names:
+        left_out.add("long_documents")
+    return [each for each in differing if each[0] not in left_out]
+
+
+def _cure(name: str, before: object) -> str:
+    return {
+        "fingerprint": "Pass a server and a dataset with that corpus",
+        "pieces": "Pass a server with the same document borders",
+        "long_documents": f"Pass long={before!r}",
+    }.get(name, f"Pass {name}={before!r}")
+
+
+def _rescaled(
+    own: FeedStream, theirs: Source, length_before: int, sample: int, allow: Collection[str]
+) -> int:
+    """Return the own sample at which a source goes on at another context length: at the same
+    fraction of the same epoch, rounded down; `sequential` over one file at the same token.
+
+    Another length cuts the corpus into other windows, and a shuffled order visits them in another
+    permutation. After a fraction f of an epoch, a fraction f of the rest was already seen. Nothing
+    repeats only between two epochs.
+    sample: of the source, above 0.
+    Raises: StreamMismatch in the middle of an epoch that would repeat or skip windows, unless allow
+    contains "mid_epoch"; SamplesExhausted.
+    """
+    definition = own.definition.stream
+    mine, length_now = definition.sources[0], definition.context_length
+    if not (theirs.order.HAS_EPOCHS and mine.order.HAS_EPOCHS):
+        return sample
+    described = own.datasets.await_described()[0]
+    assert theirs.corpus is not None
+    windows_before = 0
+    if described.fingerprint == theirs.corpus.fingerprint:
+        windows_before = own.datasets.rows_of(mine.order.NAME, length_before)
+    windows_now, file_count = own.require_windows(), described.file_count
+    permission = f"allow={(*sorted(allow), MID_EPOCH)!r}"
+    if not windows_before:
+        if MID_EPOCH not in allow:
+            raise StreamMismatch(
+                "context_length",
+                f"the state was saved with {length_before}, but this stream has {length_now}. The "
+                "seen part of the epoch is unknown: this corpus is another one, or has no window "
+                "of the saved length. Pass start_sample= instead of the state to choose where to "
+                f"begin, or {permission} to resume at sample {sample}",
+            )
+        _LOG.warning(
+            "resumed at another context length, an unknown part of the epoch may repeat or be "
+            "skipped sample=%d",
+            sample,
+        )
+        return sample
+    epoch, seen = divmod(sample, windows_before)
+    in_order = theirs.order is mine.order and not mine.order.USES_SEED
+    at_token = in_order and file_count == 1
+    if at_token:
+        own_seen = seen * length_before // length_now
+    else:
+        own_seen = seen * windows_now // windows_before
+    own_sample = epoch * windows_now + own_seen
+    percent = f"{100 * seen / windows_before:.4g} %"
+    if own_sample >= SAMPLE_END:
+        raise SamplesExhausted("state.sample", f"{own_sample} at this context length is above 2^63")
+    if seen == 0:
+        problem = "nothing repeats"
+    elif at_token:
+        problem = f"less than {length_now} tokens repeat"
+    elif in_order:
+        problem = (
+            f"each of the {file_count} files is cut into other windows, so part of the rest of "
+            "that epoch was already seen, and part is skipped"
+        )
+    else:
+        problem = f"it is another permutation: {percent} of the rest of that epoch was already seen"
+    if not (seen == 0 or at_token or MID_EPOCH in allow):
+        raise StreamMismatch(
+            "context_length",
+            f"the state was saved with {length_before}, {percent} into epoch {epoch}, but this "
+            f"stream has {length_now}; {problem}. Pass start_sample={(epoch + 1) * windows_now} "
+            f"instead of the state to begin with epoch {epoch + 1}, or {permission} to resume "
+            "anyway",
+        )
+    _LOG.warning(
+        "resumed at another context length saved=%d now=%d epoch=%d seen=%s sample=%d: %s",
+        *(length_before, length_now, epoch, percent, own_sample, problem),
+    )
+    return own_sample
+
+
+# --- a feed of a mixture ---
+
+
+def resumed_mixture(definition: Stream, state: State, allow: Collection[str]) -> Stream:
+    """Return the mixture that a feed reads once it has loaded a state, and that `plan` plans.
+
+    definition: of the feed, with its corpora.  allow, Raises: as for `Feed.load_state_dict`.
+    """
+    plan = _mixture(definition, state, allow)
+    redactions, _ = _redactions(definition, plan, state, allow)
+    return replace(plan.stream, redactions=redactions)
+
+
+def _mixture(mine: Stream, state: State, allow: Collection[str]) -> _Plan:
+    """Return the mixture that continues a state; as `_dataset`."""
+    saved, sample = state.stream, state.sample
+    goes_on, is_other, length_may_differ = MIXTURE in allow, False, False
+    if saved.is_plain and len(saved.sources) == 1 and not mine.stages[0].is_plain:
+        if not (goes_on or {"order", "fingerprint"} <= set(allow)):
+            problem = "the state is of one dataset; pass dataset= in place of mixture="
+            cure = "allow=('order', 'seed', 'fingerprint') to begin the mixture at its sample"
+            raise StreamMismatch(MIXTURE, f"{problem}, or {cure}")
+        goes_on, is_other, length_may_differ = True, True, "context_length" in allow
+        sample = max(sample, state.history.end_sample)  # as in `_dataset`
+    elif saved.seed != mine.seed and not saved.is_plain:
+        problem = f"the state was saved with {saved.seed}, but this mixture has {mine.seed}"
+        raise StreamMismatch("seed", f"{problem}; pass seed={saved.seed}")
+    if saved.context_length != mine.context_length and not length_may_differ:
+        problem = f"{saved.context_length}, but this mixture has {mine.context_length}"
+        cure = "a mixture cannot change it"
+        raise StreamMismatch("context_length", f"the state was saved with {problem}; {cure}")
+    saved = renamed(saved, mine)
+    past = {number for each in saved.stages for number in _read(each, sample)}
+    sources = _sources_of(saved, mine, past, may_differ=is_other)
+    number_by_name = {each.dataset: each.number for each in sources}
+    numbers = {each.number: number_by_name[each.dataset] for each in mine.sources}
+    stages = [_renumbered(stage, numbers) for stage in mine.stages]
+    names = [each.dataset for each in sources]
+    found, messages = continued(saved, stages, sample, names, allow=goes_on)
+    stream = Stream(mine.seed, sources, found, saved.redactions)
+    return _Plan(stream, sample, {number: number for number in saved.numbers}, messages)
+
+
+def _read(stage: Stage, sample: int) -> Collection[int]:
+    """Return the numbers of the sources that a stage reads before a sample."""
+    return stage.weights if stage.first_sample < sample else ()
+
+
+def _sources_of(
+    saved: Stream, mine: Stream, past: Collection[int], *, may_differ: bool
+) -> tuple[Source, ...]:
+    """Return the sources of a state, and behind them those that only a feed has.
+
+    past: numbers of those that were read; they have to be the same, unless they may differ: then
+    both are sources.
+    Raises: StreamMismatch, naming what differs.
+    """
+    own = {each.dataset: each for each in mine.sources}
+    last = {each.dataset: each.number for each in saved.sources}
+    found: list[Source] = []
+    for theirs in saved.sources:
+        ours = own.get(theirs.dataset)
+        is_same = ours is not None and _facts(theirs) == _facts(ours)
+        if ours is None or theirs.number != last[theirs.dataset] or (may_differ and not is_same):
+            found.append(theirs if theirs.number in past else replace(theirs, corpus=None))
+            continue
+        del own[theirs.dataset]
+        if theirs.number in past:
+            _require_same_source(theirs, ours, mine.context_length)
+            found.append(theirs)
+        else:
+            found.append(replace(ours, number=theirs.number))
+    found += [replace(each, number=len(found) + n) for n, each in enumerate(own.values())]
+    return tuple(found)
+
+
+def _require_same_source(theirs: Source, ours: Source, length: int) -> None:
+    known = theirs if ours.corpus is not None else replace(theirs, corpus=None)
+    for name in ("order", "seed", "long_documents"):
+        before, now = getattr(theirs, name), getattr(ours, name)
+        if before != now:
+            before, now = (getattr(each, "NAME", each) for each in (before, now))
+            cure = f"pass long={before!r} for this source" if name[0] == "l" else f"pass {before}"
+            raise _other_source(theirs, name, before, now, cure)
+    if known.corpus is not None and ours.corpus is not None:
+        require_same_corpus(theirs, ours.corpus, length)
+
+
+def require_same_corpus(theirs: Source, corpus: Corpus, context_length: int) -> None:
+    """Raise StreamMismatch if a source that was read is another corpus now, or has other pieces."""
+    assert theirs.corpus is not None
+    if theirs.corpus.fingerprint != corpus.fingerprint:
+        cure = "serve that corpus, or name a grown one as a new source"
+        pair = theirs.corpus.fingerprint.hex(), corpus.fingerprint.hex()
+        raise _other_source(theirs, "fingerprint", *pair, cure)
+    before, now = (each.pieces_at(context_length) for each in (theirs.corpus, corpus))
+    if before and now and before != now:
+        cure = "serve it with the same document borders"
+        raise _other_source(theirs, "pieces", before.hex(), now.hex(), cure)
+
+
+def _other_source(
+    theirs: Source, name: str, before: object, now: object, cure: str
+) -> StreamMismatch:
+    problem = f"the state was saved with {name} {before}, but this stream has {now}; {cure}"
+    return StreamMismatch(f"mixture.{theirs.dataset}" if theirs.dataset else name, problem)
+
+
+def renamed(saved: Stream, mine: Stream) -> Stream:
+    """Return the stream of a state with a feed's names of renamed datasets: those of the same
+    corpus, order and seed, in the order of their numbers.
+    """
+    known = {each.dataset for each in saved.sources}
+    own = {each.dataset for each in mine.sources}
+    new = [each for each in mine.sources if each.dataset not in known]
+    sources = []
+    for before in saved.sources:
+        now = next((each for each in new if _facts(each) == _facts(before)), None)
+        if before.dataset in own or now is None:
+            sources.append(before)
+        else:
+            new.remove(now)
+            sources.append(replace(before, dataset=now.dataset))
+    return replace(saved, sources=tuple(sources))
+
+
+def _facts(source: Source) -> tuple[object, ...]:
+    fingerprint = source.corpus.fingerprint if source.corpus else None
+    return fingerprint, source.order.NAME, source.seed, source.long_documents
+
+
+def _renumbered(stage: Stage, numbers: Mapping[int, int]) -> Stage:
+    shares = [share._replace(source=numbers[share.source]) for share in stage.shares]
+    return replace(stage, shares=tuple(sorted(shares)), previous=stage.previous)
+
+
+def continued(
+    saved: Stream, own: Stages, sample: int, names: Sequence[str], *, allow: bool
+) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
+    """Return the stages of a feed that loads a state, and what to log of them.
+
+    They begin with the stages of the state before the saved sample. These have to be those of the
+    feed's definition with the changes that the state has, or of another one that this definition
+    has continued. Of a definition of one stage it is enough that its weights were in force.
+    own: stages of the definition, in the numbers of the state.  sample: of the state.  names: of
+    all sources, by their numbers.  allow: whether to append this definition at the saved sample
+    otherwise, in place of changes behind it.
+    Raises: StreamMismatch, naming what differs; InvalidRequest if this definition has no room
+    behind an appended stage.
+    """
+    stages = saved.stages
+    past = [stage for stage in stages if stage.first_sample < sample]
+    ahead = stages[len(past) :]
+    if stages[0].index:  # what was before is folded
+        own = [stages[0], *(stage for stage in own if stage.asked > stages[0].first_sample)]
+    # Where this definition has continued another one.
+    joins = [
+        n
+        for n, stage in enumerate(stages)
+        if n and stage.origin & RESUMED and stage.weights == _in_force(own, stage.first_sample)
+    ]
+    found, messages = _with_changes(own[:1], own[1:], stages, sample, names)
+    if joins:
+        join = joins[-1]
+        begun = stages[: join + 1]
+        later = _later(own, begun[-1].first_sample)
+        if _placed(begun, later) is not None:
+            again = _with_changes(begun, later, stages[join + 1 :], sample, names)
+            if _has_past(again[0], past, sample):
+                found, messages = again
+    if _has_past(found, past, sample):
+        return (*past, *found[len(past) :]), messages
+    in_force = past[-1]
+    if len(own) == 1 and in_force.weights == own[0].weights:
+        # Marked, so that later states are known too.
+        join_here = replace(in_force, origin=in_force.origin | RESUMED)
+        return _with_changes([*past[:-1], join_here], [], ahead, sample, names)
+    if not allow:
+        raise StreamMismatch(MIXTURE, _difference(past, found, sample, names))
+    blocks = in_force.blocks_before(sample)
+    begin = in_force.first_sample + blocks * in_force.block_size
+    new = next_stage(in_force, sample, _in_force(own, begin), RESUMED)
+    new = replace(new, context_length=own[-1].context_length)
+    try:
+        appended = scheduled([*past, new], _later(own, begin))
+    except (InvalidRequest, SamplesExhausted) as error:
+        problem = f"cannot begin at sample {begin}, since a later stage has no block then"
+        raise InvalidRequest(MIXTURE, f"{problem}: {error}") from None
+    before, now = _shown(in_force.weights, names), _shown(new.weights, names)
+    message = f"resumed with other weights sample={begin} saved={before} now={now}"
+    if in_force.weights == new.weights:
+        message = f"resumed with a mixture of other earlier stages sample={begin}"
+    return appended, (message, *_dropped(ahead, names))
+
+
+def _with_changes(
+    begun: Stages, later: Stages, changes: Stages, sample: int, names: Sequence[str]
+) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
+    """Return stages with the changes of a state, and what to log. Of changes before the sample that
+    do not fit `_has_past` tells; those behind it are dropped.
+    """
+    first = begun[-1].first_sample
+    changes = [each for each in changes if each.origin & CHANGED and each.asked > first]
+    found = _placed(begun, _in_order([*later, *changes]))
+    if found is not None:
+        return found, ()
+    kept, dropped = list(later), []
+    found = _placed(begun, kept) or tuple(begun)
+    for change in changes:
+        if any((each.first_sample, each.weights) == _begin(change) for each in found):
+            continue
+        changed = _placed(begun, _in_order([*kept, change]))
+        if changed is not None:
+            kept, found = _in_order([*kept, change]), changed
+        elif change.first_sample >= sample:
+            dropped.append(change)
+    return found, _dropped(dropped, names)
+
+
+def _placed(begun: Stages, later: Stages) -> tuple[Stage, ...] | None:
+    """Return stages where they begin; None unless each has a block."""
+    try:
+        return scheduled(begun, later)
+    except (InvalidRequest, SamplesExhausted):
+        return None
+
+
+def _begin(stage: Stage) -> tuple[int, dict[int, int]]:
+    return stage.first_sample, stage.weights
+
+
+def _later(own: Stages, begin: int) -> list[Stage]:
+    """Return the stages of a definition behind a sample, asked for behind it."""
+    return [
+        replace(stage, asked=max(stage.asked, begin + 1), previous=b"")
+        for stage in own
+        if stage.first_sample > begin
+    ]
+
+
+def _in_force(own: Stages, sample: int) -> dict[int, int]:
+    """Return the weights of a sample."""
+    begins = [stage.first_sample for stage in own]
+    return own[max(bisect_right(begins, sample) - 1, 0)].weights
+
+
+def _has_past(found: Stages, past: Stages, sample: int) -> bool:
+    """Return whether exactly these stages begin before a sample."""
+    return [_begin(each) for each in found if each.first_sample < sample] == [
+        _begin(each) for each in past
+    ]
+
+
+def _in_order(stages: Sequence[Stage]) -> list[Stage]:
+    return sorted(stages, key=lambda stage: stage.asked)
+
+
+def _difference(past: Stages, own: Stages, sample: int, names: Sequence[str]) -> str:
+    """Return in which stage a state differs from a definition with its changes."""
+    cure = 'allow=("mixture",) continues with the weights of this mixture'
+    for index, before in enumerate(past):
+        if index == len(own) or own[index].first_sample >= sample:
+            which = f"the state has a stage from sample {before.first_sample} on"
+            return f"{which}, and this mixture has not; {cure}"
+        here = own[index]
+        if here.first_sample != before.first_sample:
+            where = f"begins at sample {before.first_sample}, but here at {here.first_sample}"
+            return f"stage {before.index} of the state {where}; {cure}"
+        if here.weights != before.weights:
+            return (
+                f"stage {before.index} of the state, from sample {before.first_sample} on, has the "
+                f"weights {_shown(before.weights, names)}, but here {_shown(here.weights, names)}; "
+                f"{cure}"
+            )
+    where = f"from sample {own[len(past)].first_sample} on, before the saved sample {sample}"
+    return f"this mixture has a stage {where}, and the state has not; {cure}"
+
+
+def _dropped(changes: Stages, names: Sequence[str]) -> tuple[str, ...]:
+    """Return messages of changes that are dropped."""
+    return tuple(
+        f"change of the mixture is dropped asked={change.asked} "
+        f"weights={_shown(change.weights, names)}"
+        for change in changes
+        if change.origin & CHANGED
+    )
+
+
+def _shown(weights: Mapping[int, int], names: Sequence[str]) -> str:
+    return ", ".join(f"{names[number]} {weight}" for number, weight in weights.items())
+
+
+def with_weights(
+    stages: tuple[Stage, ...],
+    weights: Mapping[int, int],
+    at_sample: int,
+    sample: int,
+    *,
+    or_later: bool = False,
+) -> tuple[tuple[Stage, ...], int]:
+    """Return stages with other weights from a sample on, up to the next stage, and the sample from
+    which on they are in force. The same change twice is one. An earlier change that would begin at
+    the same sample is replaced. Where a stage of the definition begins just at the sample, the
+    change begins a block later.
+
+    weights: of sources by their numbers, above 0.  sample: the current position.  or_later: also
+    behind a stage that leaves no room.
+    Raises: InvalidRequest if a stage would have no block.
+    """
+    while True:
+        # What is in force just before, and where its blocks end.
+        before = max(bisect_left([stage.first_sample for stage in stages], at_sample) - 1, 0)
+        blocks = max(stages[before].blocks_before(at_sample), 0)
+        begin = stages[before].first_sample + blocks * stages[before].block_size
+        clash = next((n for n, stage in enumerate(stages) if stage.first_sample == begin), None)
+        if clash is None:
+            break
+        if stages[clash].weights == weights:
+            return stages, begin
+        if stages[clash].origin == CHANGED and begin >= sample and clash > before:
+            break
+        if not or_later and at_sample < begin:
+            problem = f"{at_sample} leaves no block: the next stage begins at {begin}"
+            raise InvalidRequest("at_sample", problem)
+        at_sample = begin + 1
+    if at_sample < sample:
+        problem = f"{at_sample} is before the current position, {sample}"
+        raise InvalidRequest("at_sample", problem)
+    begun = stages[: before + 1]
+    later = [stage for n, stage in enumerate(stages) if n > before and n != clash]
+    if begun[-1].weights == weights:
+        found = stages if clash is None else scheduled(begun, later)
+        return found, begun[-1].first_sample
+    new = planned_stage(begun[-1].context_length, at_sample, weights, CHANGED)
+    try:
+        found = scheduled(begun, [new, *later])
+    except (InvalidRequest, SamplesExhausted) as error:
+        problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
+        raise InvalidRequest("weights", problem) from None
+    return found, found[before + 1].first_sample
+
+
+# --- redactions ---
+
+
+def with_redaction(redactions: Redactions, new: Redaction) -> tuple[Redactions, int]:
+    """Return redactions with another one, and the sample from which on it is in force: an earlier
+    one if its list is in force already.
+    """
+    known = next((each for each in redactions if _of_list(each) == _of_list(new)), None)
+    if known is None:
+        return tuple(sorted((*redactions, new))), new.first_sample
+    if known.first_sample <= new.first_sample:
+        return redactions, known.first_sample
+    return tuple(sorted({*redactions, new} - {known})), new.first_sample
+
+
+def _of_list(redaction: Redaction) -> tuple[int, bytes]:
+    return redaction.source, redaction.list_hash
+
+
+def _redactions(
+    definition: Stream, plan: _Plan, state: State, allow: Collection[str]
+) -> tuple[Redactions, tuple[str, ...]]:
+    """Return the redactions of a feed that loads a state, and what to log of them: those of the
+    state, and what the feed was told, from where it goes on.
+
+    Raises: StreamMismatch, naming the list, if the rows before the sample had others than the feed,
+    or the state has a list of a corpus that the feed does not have.
+    """
+    found, messages = plan.stream.redactions, list[str]()
+    allowed = REDACTIONS in allow
+    still_read = state.stream.rest(state.sample)
+    for each in still_read.redactions:
+        now = plan.now_of.get(each.source)
+        if now is not None and now != each.source:
+            begin = max(each.first_sample, plan.sample)
+            found, _ = with_redaction(found, Redaction(begin, now, each.list_hash))
+        elif now is None and not allowed:
+            raise StreamMismatch(
+                REDACTIONS,
+                f"the state has list {each.list_hash.hex()} of another corpus, so this stream "
+                "would have its tokens again. Redact the corpus of this stream too, pass the list "
+                'of that by feed.redact, and add "redactions" to allow',
+            )
+        elif now is None:
+            dropped = f"redactions of another corpus are dropped list={each.list_hash.hex()}"
+            messages.append(dropped)
+    # Of several sources of one dataset the last one is read from now on.
+    number_of = {each.dataset: each.number for each in plan.stream.sources}
+    for each in definition.redactions:
+        dataset = definition.sources[each.source].dataset
+        number = number_of[dataset]
+        before = next(
+            (
+                one.first_sample
+                for one in state.stream.redactions
+                if plan.now_of.get(one.source) == number and one.list_hash == each.list_hash
+            ),
+            None,
+        )
+        if each.first_sample < state.sample and before != each.first_sample:
+            problem, cure = _redaction_difference(each, dataset, before, state.sample)
+            if not allowed:
+                raise StreamMismatch(REDACTIONS, f"{problem}; {cure}")
+            messages.append(f"resumed with other redactions: {problem}")
+        at_sample = max(each.first_sample, plan.sample)
+        found, _ = with_redaction(found, Redaction(at_sample, number, each.list_hash))
+    return found, tuple(messages)
+
+
+def _redaction_difference(
+    own: Redaction, dataset: str, begin: int | None, sample: int
+) -> tuple[str, str]:
+    """Return how a state differs, and what to do.  begin: of the list there, None without it."""
+    of = f" of dataset {dataset!r}" if dataset else ""
+    what = f"list {own.list_hash.hex()}{of}"
+    here = f"but this feed has it from sample {own.first_sample} on"
+    if begin is not None:
+        problem = f"the state has {what} from sample {begin} on, {here}"
+        return problem, f'pass {begin}, or allow=("redactions",) to go on as the state says'
+    problem = f"the state, at sample {sample}, has no {what}, {here}"
+    cure = f"pass {sample} or a later sample"
+    return problem, f'{cure}, or allow=("redactions",) to have it in force from there on'
+
+
+# --- planes ---
+
+
+def _require_same_planes(
+    state: State, found: FeedStream, now_of: Mapping[int, int], allow: Collection[str]
+) -> None:
+    """Compare the planes that mask targets, of the sources that were read before the saved sample
+    and are still read.
+
+    Raises: StreamMismatch, naming dataset and plane, if a plane is another one or gone. If the feed
+    does not want it, or if the state has none, this is logged.
+    """
+    own, still = found.planes(), set(found.rest.numbers)
+    read = {number for stage in state.stream.stages for number in _read(stage, state.sample)}
+    for number in sorted(read):
+        now_number = now_of.get(number)
+        if now_number not in still:
+            continue
+        dataset = state.stream.sources[number].dataset
+        of = f" of dataset {dataset!r}" if found.definition.is_mixture else ""
+        for kind in sorted(
+            {kind for each, kind in state.planes if each == number}
+            | {kind for each, kind in own if each == now_number}
+        ):
+            before, now = state.planes.get((number, kind)), own.get((now_number, kind))
+            if before == now:
+                continue
+            name = PLANE_NAMES.get(kind, f"plane {kind}")
+            if before is not None and kind in found.masks and PLANES not in allow:
+                raise StreamMismatch(
+                    PLANES,
+                    f"the state was saved with {name} {before}{of}, but this stream has "
+                    f"{now or 'none'}, so its targets differ. Pass a server with these files, or "
+                    f"allow=({PLANES!r},) to go on with other targets",
+                )
+            message = "resumed with other targets plane=%r saved=%s now=%s%s"
+            _LOG.warning(message, name, before, now, of)

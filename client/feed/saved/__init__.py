@@ -1,1 +1,0 @@
-"""The saved state of a feed, and resuming at another context length."""

@@ -1,0 +1,203 @@
+"""What a stream is made of: sources, and stages in which they have shares.
+
+Integers and hashes: no file, no clock, nothing of a user's but the name by which a server finds a
+dataset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..errors import InvalidRequest, SamplesExhausted, shortened
+from .order import Order
+from .position import SAMPLE_END, require_range
+
+MIXTURE = "mixture-1"
+"""Name of the order of blocks of more than one sample; sampling/mixture.py is its algorithm."""
+BLOCK_MAX = 1 << 20
+"""Maximum number of samples in a block: the sum of the weights of a stage."""
+SEED_END = 1 << 64
+STAGE_END = SOURCES_END = 1 << 32
+HASH_BYTES = 32
+FIRST_PREVIOUS = bytes(HASH_BYTES)
+"""What the identity of stage 0 has in place of a stage before it."""
+DEFINED, CHANGED, RESUMED = 0, 1, 2
+"""Who asked for a stage: the definition of the feed, or a change while it ran. RESUMED, which may
+be added to CHANGED: from there on a feed of another definition has continued.
+"""
+_CONTEXT_LENGTH_END = 1 << 64
+
+
+class Corpus(NamedTuple):
+    """What a server says of a dataset; equal where the rows are equal.
+
+    fingerprint: 32 bytes.  pieces: for an order over documents, (context length, hash of the
+    pieces) of each context length that is read, ascending; else empty.
+    """
+
+    fingerprint: bytes
+    pieces: tuple[tuple[int, bytes], ...] = ()
+
+    def pieces_at(self, context_length: int) -> bytes:
+        """Return the hash of the pieces at a context length; b"" if it is not known."""
+        return dict(self.pieces).get(context_length, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One dataset of a stream, and the order of its rows. Always valid once constructed.
+
+    dataset: its name, only for the lookup; "" is the only dataset of a server.  seed: in [0, 2^64);
+    0 if the order ignores it.  number: the same in all stages, in [0, 2^32).  long_documents: what
+    the order does with documents longer than a row, one of order.LONG_DOCUMENTS; "" stands for the
+    default, and is the only value for windows.  corpus: None until a server has described it.
+    Raises: InvalidRequest, naming the field and its limit.
+    """
+
+    dataset: str
+    order: Order
+    seed: int
+    number: int = 0
+    long_documents: str = ""
+    corpus: Corpus | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values, and set the defaults."""
+        require_range("seed", self.seed, 0, SEED_END)
+        require_range("number", self.number, 0, SOURCES_END)
+        if not self.order.USES_SEED:
+            object.__setattr__(self, "seed", 0)
+        object.__setattr__(self, "long_documents", _long(self.order, self.long_documents))
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether its rows are pieces of documents."""
+        return bool(self.order.LONG_DOCUMENTS)
+
+
+def _long(order: Order, long_documents: str) -> str:
+    """Return what an order does with long documents.  Raises: InvalidRequest."""
+    known = order.LONG_DOCUMENTS
+    if not known:
+        if long_documents:
+            problem = f"is set, but {order.NAME} does not read documents; omit it"
+            raise InvalidRequest("long_documents", problem)
+        return ""
+    if long_documents and long_documents not in known:
+        problem = f"{shortened(long_documents)!r} is not one of {', '.join(known)} ({order.NAME})"
+        raise InvalidRequest("long_documents", problem)
+    return long_documents or known[0]
+
+
+class Share(NamedTuple):
+    """What one source has of a stage.
+
+    source: its number.  weight: its samples in a block, in [0, 2^20]; 0 pauses it.  base: its own
+    sample with which the stage begins, in [0, 2^63).
+    """
+
+    source: int
+    weight: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The length of rows and the shares of the sources from a sample on. Always valid once
+    constructed.
+
+    index: in [0, 2^32).  first_sample: where it begins, in [0, 2^63).  context_length: T, at least
+    1; a row has T + 1 tokens.  shares: by ascending number of the source.  previous: the identity
+    of the stage before it, 32 bytes; b"" while that is not known.  asked, origin: at which sample
+    it was asked for, and by whom; no row depends on them.
+    Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
+    """
+
+    index: int
+    first_sample: int
+    context_length: int
+    shares: tuple[Share, ...]
+    previous: bytes = b""
+    asked: int = field(default=0, compare=False)
+    origin: int = field(default=DEFINED, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        require_range("stage.index", self.index, 0, STAGE_END)
+        if not 0 <= self.first_sample < SAMPLE_END:
+            raise SamplesExhausted("stage.first_sample", f"{self.first_sample} is not in [0, 2^63)")
+        # The upper limit depends on the corpus.
+        if not 1 <= self.context_length < _CONTEXT_LENGTH_END:
+            problem = f"{self.context_length} is not in [1, tokens of the longest file)"
+            raise InvalidRequest("context_length", problem)
+        if self.previous and len(self.previous) != HASH_BYTES:
+            problem = f"has {len(self.previous)} bytes; it has to have {HASH_BYTES}"
+            raise InvalidRequest("previous_identity", problem)
+        for source, weight, base in self.shares:
+            require_range("number", source, 0, SOURCES_END)
+            require_range("weight", weight, 0, BLOCK_MAX + 1)
+            if not 0 <= base < SAMPLE_END:
+                raise SamplesExhausted("base", f"{base} is not in [0, 2^63)")
+        if not 1 <= self.block_size <= BLOCK_MAX:
+            problem = f"the sum of all sources, {self.block_size}, is not in [1, {BLOCK_MAX}]"
+            raise InvalidRequest("weight", problem)
+        # One pair is named: a list of thousands would not fit into a refusal.
+        for one, following in pairwise(self.shares):
+            if one.source >= following.source:
+                problem = f"number {following.source} follows {one.source}; numbers must ascend"
+                raise InvalidRequest("stage.shares", problem)
+
+    @property
+    def block_size(self) -> int:
+        """Samples of a block."""
+        return sum(share.weight for share in self.shares)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether blocks have one sample, so that nothing is permuted within them."""
+        return self.block_size == 1
+
+    @property
+    def weights(self) -> dict[int, int]:
+        """The samples of each source in a block that are not 0, by its number."""
+        return {share.source: share.weight for share in self.shares if share.weight}
+
+    @property
+    def active(self) -> tuple[Share, ...]:
+        """The shares of the sources that are not paused."""
+        return tuple(share for share in self.shares if share.weight)
+
+    def blocks_before(self, sample: int) -> int:
+        """Return the blocks that it takes to reach a sample: whole ones, and one that is begun."""
+        return -(-(sample - self.first_sample) // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Redaction:
+    """From a sample on, the tokens of a list of ranges of a source are replaced, and are no
+    targets. No row moves, so it is no stage. Always valid once constructed.
+
+    first_sample: from which on it is in force, in [0, 2^63).  source: number of the source.
+    list_hash: of the list of ranges, 32 bytes.
+    Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
+    """
+
+    first_sample: int
+    source: int
+    list_hash: bytes
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        if not 0 <= self.first_sample < SAMPLE_END:
+            problem = f"{self.first_sample} is not in [0, 2^63)"
+            raise SamplesExhausted("redactions.first_sample", problem)
+        require_range("redactions.source", self.source, 0, SOURCES_END)
+        if len(self.list_hash) != HASH_BYTES:
+            what = f"has {len(self.list_hash)} bytes" if self.list_hash else "is missing"
+            raise InvalidRequest("list_hash", f"{what}; it has to have {HASH_BYTES} bytes")
+
+
+Redactions = tuple[Redaction, ...]
+"""Of a stream: ascending, each once. Two lists of a source may come into force together."""

@@ -1,0 +1,241 @@
+"""What a stream is: one value from which rows, identity, request and saved state follow.
+
+A stream reads sources, in stages. A stage says which share of its samples each source has, and how
+long rows are, from a sample on. Whatever makes later rows another function of the sample begins a
+stage: other weights, another context length, another corpus, order or seed. A stream over one
+dataset is a stage with one source of weight 1.
+
+Planes, positions and batch sizes are no part of it: they say which of its rows to send.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+from ..errors import InvalidRequest
+from .identity import redacted_identity, stage_identity
+from .order import Order
+from .position import require_range
+from .stage import (
+    FIRST_PREVIOUS,
+    MIXTURE,
+    SEED_END,
+    Corpus,
+    Redaction,
+    Redactions,
+    Share,
+    Source,
+    Stage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream. Always valid once constructed.
+
+    It is asked for at first, and known once servers have described its corpora (`known`): only then
+    it has an identity.
+    seed: permutes blocks of more than one sample, in [0, 2^64).  sources: by ascending number; at
+    least those that the stages have.  stages: in order, at least one; the first one may have an
+    index above 0, if those before it are not needed any more.  redactions: ascending.
+    Raises: InvalidRequest, naming the field and its limit.
+    """
+
+    seed: int
+    sources: tuple[Source, ...]
+    stages: tuple[Stage, ...]
+    redactions: Redactions = ()
+
+    def __post_init__(self) -> None:
+        """Check what its parts have in common."""
+        require_range("seed", self.seed, 0, SEED_END)
+        if not self.sources or not self.stages:
+            raise InvalidRequest("stream", "has to have a source and a stage")
+        _require_ascending("sources", [source.number for source in self.sources])
+        numbers = {source.number for source in self.sources}
+        for stage in self.stages:
+            for share in stage.shares:
+                if share.source not in numbers:
+                    problem = f"{share.source} is not the number of a source of this stream"
+                    raise InvalidRequest("share.source", problem)
+        _require_redactions(self.redactions)
+        for redaction in self.redactions:
+            if redaction.source not in numbers:
+                problem = f"{redaction.source} is not the number of a source of this stream"
+                raise InvalidRequest("redactions.source", problem)
+
+    @classmethod
+    def of_dataset(
+        cls,
+        dataset: str,
+        order: Order,
+        seed: int,
+        context_length: int,
+        long_documents: str = "",
+        redactions: Redactions = (),
+    ) -> Stream:
+        """Return the stream over one dataset: one source, one stage, weight 1."""
+        source = Source(dataset, order, seed, long_documents=long_documents)
+        stage = Stage(0, 0, context_length, (Share(0, 1, 0),), FIRST_PREVIOUS)
+        return cls(seed, (source,), (stage,), redactions)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of each source."""
+        return tuple(source.number for source in self.sources)
+
+    @property
+    def source(self) -> Source:
+        """The only source."""
+        (source,) = self.sources
+        return source
+
+    @property
+    def stage(self) -> Stage:
+        """The only stage, as of `at`."""
+        (stage,) = self.stages
+        return stage
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all stages have blocks of one sample: one source at a time, in its own order."""
+        return all(stage.is_plain for stage in self.stages)
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether a source has rows of pieces of documents."""
+        return any(source.reads_documents for source in self.sources)
+
+    @property
+    def order_name(self) -> str:
+        """The name of the order of the samples, for people: of its only source, or MIXTURE."""
+        is_one = self.is_plain and len(self.sources) == 1
+        return self.sources[0].order.NAME if is_one else MIXTURE
+
+    @property
+    def context_length(self) -> int:
+        """T of the last stage."""
+        return self.stages[-1].context_length
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row of the last stage: T inputs and T targets share all but one token."""
+        return self.context_length + 1
+
+    def place_of(self, sample: int) -> int:
+        """Return the place of a sample's stage in `stages`; 0 for one before the first stage."""
+        at = bisect_right(self.stages, sample, key=lambda stage: stage.first_sample)
+        return max(at - 1, 0)
+
+    def end_of(self, place: int) -> int | None:
+        """Return the first sample behind a stage; None if it is the last one.  place: of it."""
+        following = self.stages[place + 1 : place + 2]
+        return following[0].first_sample if following else None
+
+    def at(self, sample: int) -> tuple[Stream, int | None]:
+        """Return what one request can ask for at a sample: its stage alone, with the sources that
+        are not paused and the redactions that are in force. And the sample where it ends; None if
+        it does not.
+        """
+        place = self.place_of(sample)
+        end, stage = self.end_of(place), self.stages[place]
+        numbers = {share.source for share in stage.active}
+        own = [each for each in self.redactions if each.source in numbers]
+        begin = next((each.first_sample for each in own if each.first_sample > sample), None)
+        in_force = tuple(each for each in own if each.first_sample <= sample)
+        alone = _alone(self.seed, self.sources, stage, in_force)
+        return alone, min((each for each in (begin, end) if each is not None), default=None)
+
+    def rest(self, sample: int) -> Stream:
+        """Return what rows from a sample on depend on: the stages from its own one on, with the
+        sources that these read, and the redactions of those.
+        """
+        stages = self.stages[self.place_of(sample) :]
+        numbers = {number for stage in stages for number in stage.weights}
+        return Stream(
+            self.seed,
+            tuple(each for each in self.sources if each.number in numbers),
+            tuple(replace(stage, shares=_of(numbers, stage)) for stage in stages),
+            tuple(each for each in self.redactions if each.source in numbers),
+        )
+
+    def known(self, corpora: Mapping[int, Corpus]) -> Stream:
+        """Return the stream with what servers say of its corpora, and with the identity of the
+        stage before each stage. Only that of stages that do not have it yet is computed.
+
+        corpora: of sources, by their numbers; all others are known.
+        """
+        sources = tuple(
+            source
+            if (corpus := corpora.get(source.number, source.corpus)) == source.corpus
+            else replace(source, corpus=corpus)
+            for source in self.sources
+        )
+        stages: list[Stage] = []
+        for stage in self.stages:
+            if not stage.previous:
+                before = _hash_of(self.seed, stages[-1], sources) if stages else FIRST_PREVIOUS
+                stage = replace(stage, previous=before)
+            stages.append(stage)
+        return replace(self, sources=sources, stages=tuple(stages))
+
+    def identity(self, sample: int) -> bytes:
+        """Return the identity of the row of a sample, the same everywhere, 32 bytes: of its stage,
+        with the redactions in force. The stream has to be known.
+        """
+        stage = self.stages[self.place_of(sample)]
+        found = _hash_of(self.seed, stage, self.sources)
+        numbers = {share.source for share in stage.active}
+        redactions = [
+            (each.first_sample, each.source, each.list_hash)
+            for each in self.redactions
+            if each.first_sample <= sample and each.source in numbers
+        ]
+        return redacted_identity(found, redactions) if redactions else found
+
+    def with_stages(self, stages: Iterable[Stage]) -> Stream:
+        """Return the stream with other stages."""
+        return replace(self, stages=tuple(stages))
+
+
+def _of(numbers: Collection[int], stage: Stage) -> tuple[Share, ...]:
+    return tuple(share for share in stage.shares if share.source in numbers)
+
+
+@lru_cache(64)
+def _alone(seed: int, sources: tuple[Source, ...], stage: Stage, redactions: Redactions) -> Stream:
+    """Return one stage alone; the calls of a stream have the same one."""
+    numbers = set(stage.weights)
+    own = tuple(source for source in sources if source.number in numbers)
+    own_seed = 0 if stage.is_plain else seed
+    return Stream(own_seed, own, (replace(stage, shares=stage.active),), redactions)
+
+
+@lru_cache(256)
+def _hash_of(seed: int, stage: Stage, sources: tuple[Source, ...]) -> bytes:
+    """Return the identity of a stage without redactions."""
+    return stage_identity(seed, stage, {source.number: source for source in sources})
+
+
+def _require_ascending(name: str, numbers: Sequence[int]) -> None:
+    # One pair is named: a list of thousands would not fit into a refusal.
+    for one, following in pairwise(numbers):
+        if one >= following:
+            problem = f"number {following} follows {one}; numbers must ascend"
+            raise InvalidRequest(name, problem)
+
+
+def _require_redactions(redactions: Sequence[Redaction]) -> None:
+    """Raise InvalidRequest unless they ascend by first sample, source and list, each once."""
+    for one, following in pairwise(redactions):
+        if one >= following:
+            problem = (
+                f"list {following.list_hash.hex()} of source {following.source} from sample "
+                f"{following.first_sample} on follows list {one.list_hash.hex()} of source "
+                f"{one.source} from sample {one.first_sample} on; they must ascend, each once"
+            )
+            raise InvalidRequest("redactions", problem)
