@@ -148,14 +148,14 @@ class Feed:
             return had[0][1]
         return reference.stage_plane_fingerprint(kind, had)
 
-    def row(self, stream: pb.Stream, sample: int) -> Row | None:
-        """Return a row of a valid stream, from the files themselves; None if the contract does not
-        define it.
-        """
+    def is_defined(self, stream: pb.Stream, sample: int) -> bool:
+        """Return whether a valid stream has a row: the sample of its source may be too large."""
+        return _located(stream, sample)[1] < 1 << 63
+
+    def row(self, stream: pb.Stream, sample: int) -> Row:
+        """Return a row of a valid stream, from the files themselves."""
         length = stream.stage.context_length
         source, own_sample = _located(stream, sample)
-        if own_sample >= 1 << 63:
-            return None
         files, pieces = self.files[source.dataset], self._pieces(source, length, own_sample)
         tokens = np.concatenate([files[file][first : first + n] for file, first, n in pieces])
         tokens = np.pad(tokens, (0, length + 1 - len(tokens)))

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.conftest import Serve, Server, WriteTokens
+from tests.server import requests
 from tests.support.failing_disk import FailingDisk, compiled
 from tests.support.waiting import eventually
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -66,7 +67,7 @@ def sick(write_tokens: WriteTokens) -> Path:
 
 
 def asking(dataset: str, batches: int = 1, seed: int = 0) -> pb.GetBatchRequest:
-    return pb.GetBatchRequest(
+    return requests.batches(
         dataset=dataset, batch_size=32, context_length=T, seed=seed, num_batches=batches
     )
 
@@ -80,8 +81,8 @@ def answer(server: Server, request: pb.GetBatchRequest) -> tuple[int, grpc.Statu
         try:
             for message in call:
                 tokens = np.frombuffer(pb.Frame.FromString(message).tokens, "<u2").astype(int)
-                found = tokens.reshape(-1, request.context_length + 1)
-                if request.dataset != "many":
+                found = tokens.reshape(-1, request.stream.stage.context_length + 1)
+                if request.stream.sources[0].dataset != "many":
                     assert (np.diff(found) % 65_535 == 1).all()
                 rows += len(found)
         except grpc.RpcError:
@@ -106,7 +107,7 @@ def test_ten_thousand_shards_cost_at_most_500_stats_in_any_second(
     began = time.monotonic()
     for seed in range(4):
         request = asking("many", batches=8, seed=seed)
-        request.context_length = 99
+        request.stream.stage.context_length = 99
         assert answer(server, request)[1] is grpc.StatusCode.OK
 
     def later() -> npt.NDArray[np.float64]:
@@ -242,7 +243,7 @@ def test_slow_stats_hold_up_neither_health_nor_tokens_nor_batches(
 
     began = time.monotonic()
     request = asking("many")
-    request.context_length = 99
+    request.stream.stage.context_length = 99
     assert answer(server, request)[:2] == (32, grpc.StatusCode.OK)
     assert time.monotonic() - began < 2.0
     os.truncate(well, 10)

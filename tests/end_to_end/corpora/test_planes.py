@@ -6,12 +6,12 @@ They come from memory, through the real service and client.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from tokenfeed.stream.spec import StreamSpec
+from google.protobuf.descriptor import Descriptor
 
 from client.runtime.counters import Counters
 from client.stream.dataset_client import DatasetClient
@@ -20,24 +20,29 @@ from client.stream.wanted_planes import WantedPlanes
 from client.transport.timeouts import Timeouts
 from server.datasets.dataset import Dataset
 from server.storage.store import gather_block
+from tests.server.requests import batches
 from tests.server.rpc.test_service import Peer, serving
 from tests.support.frames import encode
 from tests.support.memory_store import MemoryStore
 from tokenfeed.errors import BadFrame
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import plan
-from tokenfeed.stream.identity import Corpus
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
+from tokenfeed.stream.stream import Corpus, Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import Expected, Hints, StreamRequest, to_message
+from tokenfeed.wire.request import Expected, Hints, Request, to_message
 from tokenfeed.wire.row_block import RowBlock
 
 B, T = 3, 7
+SEPARATOR = "__"
 KINDS = (DOCUMENT_STARTS, LOSS_MASK)
 FINGERPRINT = bytes(range(32))
-SPEC = StreamSpec.of_dataset("train", orders.find("shuffled-1"), 11, T, KINDS)
+STREAM = Stream.of_dataset("train", orders.find("shuffled-1"), 11, T).known(
+    {0: Corpus(FINGERPRINT)}
+)
+IDENTITY = STREAM.identity(0)
 POSITION = Position(first_sample=30, batch_size=B, rank=1, world_size=2)
 
 
@@ -67,7 +72,7 @@ def peer(store: MemoryStore) -> Iterator[Peer]:
 
 def rows_of(store: MemoryStore, first_row: int, row_count: int) -> RowBlock:
     """The rows that have to come, from the plan and the arrays themselves."""
-    spans = plan(SPEC, [store.shape], POSITION.samples(first_row, row_count))
+    spans = plan(STREAM, [store.shape], POSITION.samples(first_row, row_count))
     return gather_block(store, spans, KINDS)
 
 
@@ -84,23 +89,30 @@ def same(one: RowBlock, other: RowBlock) -> bool:
 
 
 def request_of(store: MemoryStore, **fields: object) -> pb.GetBatchRequest:
-    """A request that uses every field that is served, with some fields changed."""
-    request = StreamRequest(SPEC, POSITION, 4, first_row=1, end_sample=50)
+    """A request that uses every field that is served, with some fields changed.
+
+    fields: by their paths, such as stream__stage__index; of the first source.
+    """
+    request = Request(STREAM, POSITION, KINDS, first_row=1, num_batches=4, end_sample=50)
     fingerprints = tuple((kind, store.planes[kind]) for kind in KINDS)
-    expected = Expected(SPEC.identity([Corpus(FINGERPRINT)]), 1, (bytes(32),), fingerprints)
+    expected = Expected(IDENTITY, (bytes(32),), fingerprints)
     message = to_message(request, expected, Hints("run-17 rank 1"))
-    for name, value in fields.items():
+    for path, value in fields.items():
+        *above, name = path.split(SEPARATOR)
+        part: Any = message
+        for each in above:
+            part = part.sources[0] if each == "sources" else getattr(part, each)
         if isinstance(value, (int, str, bytes)):
-            setattr(message, name, value)
+            setattr(part, name, value)
         else:
-            message.MergeFrom(pb.GetBatchRequest(**{name: value}))
+            part.MergeFrom(type(part)(**{name: value}))
     return message
 
 
-def stream_of(store: MemoryStore) -> frame.Stream:
+def frames_of(store: MemoryStore) -> frame.Frames:
     """What the client knows by itself."""
     fingerprints = {kind: store.planes[kind] for kind in KINDS}
-    return frame.Stream(SPEC, POSITION, SPEC.identity([Corpus(FINGERPRINT)]), fingerprints)
+    return frame.Frames(STREAM.row_tokens, POSITION, IDENTITY, fingerprints)
 
 
 def accepted(store: MemoryStore, messages: list[bytes]) -> int:
@@ -110,7 +122,7 @@ def accepted(store: MemoryStore, messages: list[bytes]) -> int:
     row = 1
     for message in messages:
         try:
-            block = frame.decode(message).rows(stream_of(store), row)
+            block = frame.decode(message).rows(frames_of(store), row)
         except BadFrame:
             break
         assert same(block, rows_of(store, row, len(block)))
@@ -120,7 +132,7 @@ def accepted(store: MemoryStore, messages: list[bytes]) -> int:
 
 def test_the_client_delivers_the_planes_that_it_requested(store: MemoryStore, peer: Peer) -> None:
     """Tokens and planes are one value from the gather to the consumer of the rows."""
-    request = StreamRequest(replace(SPEC, planes=()), POSITION, 40)
+    request = Request(STREAM, POSITION, num_batches=40)
     remote = DatasetClient(
         peer.address,
         request,
@@ -165,8 +177,8 @@ def test_a_dataset_with_a_loss_mask_is_not_served_to_a_client_that_ignores_it(pe
     """Its model would learn prompts like responses."""
     plain = {"batch_size": 1, "context_length": T, "dataset": "other", "num_batches": 1}
 
-    status, details = peer.refusal(pb.GetBatchRequest(**plain))
-    declined = pb.GetBatchRequest(**plain, declined_planes=[LOSS_MASK])
+    status, details = peer.refusal(batches(**plain))
+    declined = batches(**plain, declined_planes=[LOSS_MASK])
 
     assert status is grpc.StatusCode.FAILED_PRECONDITION
     assert details.startswith("declined_planes: ")
@@ -184,10 +196,6 @@ def test_a_correct_request_is_served(store: MemoryStore, peer: Peer) -> None:
 
 OTHER_VALUES: dict[str, object] = {
     "batch_size": 4,
-    "context_length": T + 1,
-    "seed": 10,
-    "dataset": "other",
-    "order": "sequential-1",
     "first_sample": 31,
     "first_row": 2,
     "num_batches": 2,
@@ -195,25 +203,49 @@ OTHER_VALUES: dict[str, object] = {
     "world_size": 3,
     "expected_identity": bytes(32),
     "planes": [pb.WantedPlane(kind=52)],
-    "expected_digest": bytes([7] * 32),
-    "identity_version": 2,
     "end_sample": 46,
-    "stage": pb.Stage(index=1),
-    "redactions": [pb.Redaction(list_hash=bytes(32))],
     "declined_planes": [52],
-    "long_documents": "cut",
     "client_name": "another client",
     "trainer_sample": 7,
     "is_last": True,
     "is_tool": True,
+    "stream__seed": 10,
+    "stream__redactions": [pb.Redaction(list_hash=bytes(32))],
+    "stream__sources__number": 1,
+    "stream__sources__dataset": "other",
+    "stream__sources__order": "sequential-1",
+    "stream__sources__seed": 10,
+    "stream__sources__long_documents": "cut",
+    "stream__sources__expected_digest": bytes([7] * 32),
+    "stream__stage__context_length": T + 1,
+    "stream__stage__index": 1,
+    "stream__stage__first_sample": 1,
+    "stream__stage__previous_identity": bytes([7] * 32),
+    "stream__stage__shares": [pb.Share(source=0, weight=2)],
 }
-HINTS = {"client_name", "trainer_sample", "is_last", "is_tool", "declined_planes"}
-"""Without effect on rows: a plane that is not there can be declined."""
+HINTS = {"client_name", "trainer_sample", "is_last", "is_tool", "declined_planes", "stream__seed"}
+"""Without effect on rows: a plane that is not there can be declined, and blocks of one sample leave
+nothing to permute.
+"""
 LENGTHS = {"num_batches", "end_sample"}
 """They limit the number of rows, which a client counts."""
 
 
-@pytest.mark.parametrize("field", [field.name for field in pb.GetBatchRequest.DESCRIPTOR.fields])
+def paths_of(message: Descriptor, prefix: str = "") -> list[str]:
+    """The fields of a message, and in their place those of the parts of a stream."""
+    parts = {"stream", "sources", "stage"}
+    return [
+        path
+        for field in message.fields
+        for path in (
+            paths_of(field.message_type, f"{prefix}{field.name}{SEPARATOR}")
+            if field.name in parts
+            else [f"{prefix}{field.name}"]
+        )
+    ]
+
+
+@pytest.mark.parametrize("field", paths_of(pb.GetBatchRequest.DESCRIPTOR))
 def test_no_field_of_a_request_that_was_changed_on_the_way_gives_other_rows(
     store: MemoryStore, peer: Peer, field: str
 ) -> None:
@@ -255,14 +287,14 @@ def test_no_bit_of_a_frame_that_was_flipped_on_the_way_gives_other_rows(
 ) -> None:
     """Tokens, planes, their lengths and kinds, the place, the identity, the checksum itself."""
     block = rows_of(store, 1, 2)
-    (message,) = encode(stream_of(store), 1, block)
-    assert same(frame.decode(message).rows(stream_of(store), 1), block)
+    (message,) = encode(frames_of(store), 1, block)
+    assert same(frame.decode(message).rows(frames_of(store), 1), block)
     refused = 0
     for place in range(8 * len(message)):
         flipped = bytearray(message)
         flipped[place // 8] ^= 1 << place % 8
         try:
-            found = frame.decode(bytes(flipped)).rows(stream_of(store), 1)
+            found = frame.decode(bytes(flipped)).rows(frames_of(store), 1)
         except BadFrame:
             refused += 1
         else:
@@ -275,8 +307,8 @@ def test_no_bit_of_a_frame_that_was_flipped_on_the_way_gives_other_rows(
 @pytest.mark.parametrize("change", ["without", "twice", "swapped", "moved", "renamed"])
 def test_planes_that_were_exchanged_are_found(store: MemoryStore, change: str) -> None:
     """Joined without number, kind or length, two planes could give each other's bytes."""
-    stream, block = stream_of(store), rows_of(store, 1, 2)
-    (message,) = encode(stream, 1, block)
+    frames, block = frames_of(store), rows_of(store, 1, 2)
+    (message,) = encode(frames, 1, block)
     sent = pb.Frame.FromString(message)
     starts, mask = sent.document_starts, sent.loss_mask
     if change == "without":
@@ -293,4 +325,4 @@ def test_planes_that_were_exchanged_are_found(store: MemoryStore, change: str) -
         sent.ClearField("loss_mask")
 
     with pytest.raises(BadFrame):
-        frame.decode(sent.SerializeToString()).rows(stream, 1)
+        frame.decode(sent.SerializeToString()).rows(frames, 1)

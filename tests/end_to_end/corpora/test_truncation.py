@@ -23,10 +23,10 @@ from grpc.experimental import ChannelOptions
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tests.conftest import Serve, Server, WriteTokens
+from tests.server import requests
 from tests.support import seccomp
-from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import Shape, plan
-from tokenfeed.stream.identity import stream_identity
+from tokenfeed.stream import stream as streams
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import from_message
@@ -101,9 +101,9 @@ class Corpus:
     def rows(self, request: pb.GetBatchRequest, first_row: int, row_count: int) -> Tokens:
         parsed, _ = from_message(request)
         samples = parsed.position.samples(first_row, row_count)
-        spans = plan(parsed.spec, [Shape(self.token_counts)], samples)
+        spans = plan(parsed.stream, [Shape(self.token_counts)], samples)
         firsts = np.cumsum(self.token_counts) - self.token_counts
-        every_window = sliding_window_view(self.content, parsed.spec.row_tokens)
+        every_window = sliding_window_view(self.content, parsed.stream.row_tokens)
         return every_window[firsts[spans.shard] + spans.token_offset]
 
 
@@ -224,12 +224,9 @@ class Feed:
     fingerprints: dict[str, bytes]
 
     def identity(self, request: pb.GetBatchRequest) -> bytes:
-        return stream_identity(
-            orders.find(request.order),
-            request.seed,
-            request.context_length,
-            self.fingerprints[request.dataset],
-        )
+        stream = from_message(request)[0].stream
+        corpus = streams.Corpus(self.fingerprints[stream.source.dataset])
+        return stream.known({0: corpus}).identity(0)
 
 
 @pytest.mark.slow
@@ -396,15 +393,15 @@ def check_frame(
 ) -> int:
     """Compare a frame with what was written, and return how many rows it has."""
     parsed, _ = from_message(request)
-    stream = frame.Stream(parsed.spec, parsed.position, identity, {})
-    rows = frame.decode(message).rows(stream, first_row).tokens
+    frames = frame.Frames(parsed.stream.row_tokens, parsed.position, identity, {})
+    rows = frame.decode(message).rows(frames, first_row).tokens
     expected = corpus.rows(request, first_row, len(rows))
     if not np.array_equal(rows, expected):
         wrong = np.flatnonzero((rows != expected).any(axis=1))
         token = int(np.argmax(rows[wrong[0]] != expected[wrong[0]]))
         raise AssertionError(
             f"{corpus.name}: {len(wrong)} of {len(rows)} rows from row {first_row} on"
-            f" ({request.order}) are wrong; the first at its token {token}:"
+            f" ({parsed.stream.source.order.NAME}) are wrong; the first at its token {token}:"
             f" {rows[wrong[0], token:][:8]}"
             f" instead of {expected[wrong[0], token:][:8]}"
         )
@@ -426,7 +423,7 @@ def assert_no_path(details: str, corpus: Corpus) -> None:
 
 
 def request_for(corpus: Corpus, stream: int, batches: int | None = None) -> pb.GetBatchRequest:
-    return pb.GetBatchRequest(
+    return requests.batches(
         dataset=corpus.name,
         batch_size=BATCH_SIZE,
         context_length=corpus.context_length,

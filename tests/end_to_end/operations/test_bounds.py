@@ -34,7 +34,7 @@ from tests.faults.mutants import (
     valid_request,
     write_files,
 )
-from tests.faults.oracle import Feed, Tokens
+from tests.faults.oracle import Feed
 from tests.support.waiting import eventually
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -287,7 +287,8 @@ class HealthyClient:
             )  # fmt: skip
             with batches:
                 for number, (x, y) in enumerate(batches):
-                    rows = np.stack([self._row(stream, 4 * number + row) for row in range(4)])
+                    samples = range(4 * number, 4 * number + 4)
+                    rows = np.stack([self._feed.row(stream, one).tokens for one in samples])
                     np.testing.assert_array_equal(x.numpy(), rows[:, :-1])
                     np.testing.assert_array_equal(y.numpy(), rows[:, 1:])
                     with self._progress:
@@ -299,11 +300,6 @@ class HealthyClient:
             with self._progress:
                 self._failed = not self._stopped.is_set()
                 self._progress.notify_all()
-
-    def _row(self, stream: pb.Stream, sample: int) -> Tokens:
-        row = self._feed.row(stream, sample)
-        assert row is not None
-        return row.tokens
 
     def reads_on(self, count: int) -> bool:
         """Wait for this many more batches; return whether they came within 10 seconds."""

@@ -91,7 +91,8 @@ for dataset in ("same", "differs", "lonely"):
                 print(f"{rank} {dataset}: {error}\\n", end="")
 with RemoteBatches(sys.argv[1:3], 5, 8, dataset="differs", fingerprint=sys.argv[3]) as feed:
     next(feed)
-    print(f"{rank} {feed.state_dict()['fingerprint']}\\n", end="")
+    (run,) = feed.history()
+    print(f"{rank} {run['stages'][0]['sources'][0]['fingerprint']}\\n", end="")
 dist.barrier()
 dist.destroy_process_group()
 """

@@ -33,9 +33,11 @@ from client import (
 from client.__main__ import main
 from client.device.numpy_batch import Note
 from client.device.transfer import DirectTransfer, PinnedTransfer
+from client.feed.mixture.recipe import Definition
 from client.feed.ranks.agreement import RankAgreement
+from client.feed.state import read_state
 from client.local.local_files import LocalFiles
-from client.stream.dataset_client import DatasetClient
+from client.stream.dataset_client import Agreement, DatasetClient
 from client.stream.wanted_planes import WantedPlanes
 from client.transport.timeouts import Timeouts
 from server.datasets.dataset import Dataset
@@ -439,6 +441,13 @@ def test_a_plane_that_is_not_wanted_keeps_no_replica_out(
     assert "rejected" not in caplog.text
 
 
+def comparing(store: dist.Store, rank: int, world_size: int) -> Agreement:
+    """What compares the datasets of a feed with those of the other ranks."""
+    definition = Definition(wanted(T, B).stream, "random-1", "", is_mixture=False)
+    ranks = RankAgreement(lambda: store, "key", rank, world_size)
+    return partial(ranks.require_same, definition)
+
+
 @pytest.mark.parametrize("given", [False, True], ids=["any corpus", "fingerprint given"])
 @pytest.mark.parametrize(
     ("other", "planes"),
@@ -462,7 +471,7 @@ def test_ranks_whose_servers_have_other_planes_find_out(
                         wanted(T, B),
                         timeouts=Timeouts(reconnect_seconds=5),
                         fingerprint=fingerprint,
-                        agreement=RankAgreement(lambda: store, "key", rank, 3),
+                        agreement=comparing(store, rank, 3),
                         planes=planes,
                     )
                 )
@@ -490,7 +499,7 @@ def test_a_rank_without_a_mask_finds_out_too(corpora: tuple[Corpus, ...], given:
                         wanted(T, B),
                         timeouts=Timeouts(reconnect_seconds=5),
                         fingerprint=fingerprint,
-                        agreement=RankAgreement(lambda: store, "key", rank, 2),
+                        agreement=comparing(store, rank, 2),
                     )
                 )
             )
@@ -749,17 +758,22 @@ def test_what_ranks_compare_of_a_mixture_contains_its_planes() -> None:
     other = {**SOURCES, "chat": with_other_bit(SOURCES["chat"])}
     mixture = Mixture(stages=STAGES, order="shuffled", seed=7)
     with served_mixture() as one, served_mixture(other) as two, ExitStack() as opened:
-        masked, same, exchanged, ignored = (
+        masked, same, exchanged, *ignored = (
             opened.enter_context(
                 RemoteBatches(address, B, T, mixture=mixture, loss_mask=how, **ALONE)
             )._stream
-            for address, how in [(one, "apply"), (one, "apply"), (two, "apply"), (two, "ignore")]
+            for address, how in [
+                (one, "apply"),
+                (one, "apply"),
+                (two, "apply"),
+                (one, "ignore"),
+                (two, "ignore"),
+            ]
         )
 
         assert masked.compared() == same.compared() != exchanged.compared()
-        assert masked.identity() == same.identity() != exchanged.identity()
-        assert masked.parts() == exchanged.parts() == ignored.parts() == ignored.compared()
-        assert ignored.identity() == ignored.parts().fingerprint
+        assert ignored[0].compared() == ignored[1].compared() != masked.compared()
+        assert masked.known() == exchanged.known() == ignored[0].known()
 
 
 def test_ranks_find_out_that_a_new_source_has_another_mask() -> None:
@@ -780,7 +794,7 @@ def test_ranks_find_out_that_a_new_source_has_another_mask() -> None:
             changed.change_mixture(after)
             state = changed.state_dict()
         for rank, feed in enumerate(feeds):
-            feed._agreement = RankAgreement(lambda: store, "key", rank, 2, of_mixture=())
+            feed._agreement = RankAgreement(lambda: store, "key", rank, 2)
         with ThreadPoolExecutor(2) as pool:
             changes = [pool.submit(feed.change_mixture, after, 200) for feed in feeds]
             errors = [change.exception(timeout=15) for change in changes]
@@ -806,7 +820,8 @@ def test_a_state_of_a_mixture_compares_only_the_masks_that_were_read() -> None:
             for _ in range(12):
                 next(feed)
             late = feed.state_dict()
-        assert [name for name, *_ in early["planes"]] == ["chat", "code"]
+        sources = read_state(early).stream.sources
+        assert {sources[number].dataset for number, *_ in early["planes"]} == {"chat", "code"}
         with feed_of(two, stages) as feed:
             feed.load_state_dict(early)
             with pytest.raises(StreamMismatch, match=r"planes: .* of dataset 'chat', but this"):
