@@ -240,7 +240,8 @@ def test_names_of_clients_leave_the_number_of_series(server: Server, names: int)
     options = (("grpc.use_local_subchannel_pool", 1),)
     channels = [grpc.insecure_channel(server.address, options) for _ in range(CHANNELS)]
     call(channels[0], "the first one")
-    assert eventually(lambda: "warm_up_progress_ratio" in fetch(server))
+    progress = [f'warm_up_progress_ratio{{dataset="{name}"}}' for name in ("code", "web")]
+    assert eventually(lambda: all(each in fetch(server) for each in progress))
     before = series(fetch(server))
     with ThreadPoolExecutor(CHANNELS) as threads:
         list(threads.map(call_all, channels))

@@ -476,6 +476,7 @@ def test_a_killed_erasure_is_finished(tmp_path: Path, call: str, number: int) ->
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(1800)
 def test_an_erasure_that_is_killed_at_twenty_moments_is_finished() -> None:
     """The long form of the one before: at nearly every sync and rename, and at some writes."""
     assert kills.main(["--kills", "20"]) == 0

@@ -33,7 +33,8 @@ from tests.server.storage.rows.corpora import (
 )
 from tests.server.storage.rows.corpora import kept as kept_files
 from tests.support import reference
-from tokenfeed.errors import CorpusChanged
+from tests.support.waiting import eventually
+from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.document_rows import RowsKey
 
 KEYS = [
@@ -192,7 +193,17 @@ def test_a_place_near_the_greatest_one_is_kept_exactly() -> None:
 def mapped(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Iterator[RowIndex]:
     monkeypatch.setattr(kept, "MEMORY_BYTES_MAX", 0)
     with indices_of(corpus) as indices:
+        # A busy machine may take longer than a call waits.
+        assert eventually(lambda: is_made(indices, packed(100)))
         yield indices.get(packed(100))
+
+
+def is_made(indices: RowIndices, key: RowsKey) -> bool:
+    try:
+        indices.get(key)
+    except Unreadable:
+        return False
+    return True
 
 
 def file_of(corpus: Corpus) -> Path:
