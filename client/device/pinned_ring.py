@@ -106,6 +106,15 @@ class CudaCopyEngine:
         self._device = device
         self._side = torch.cuda.Stream(device)
 
+    def refuse_capture(self) -> None:
+        """Raise InvalidRequest while the caller captures a graph: replayed, a batch would be the
+        same for ever. Nothing was enqueued yet: a wait for the side stream would end the capture.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise InvalidRequest(
+                "next", "cannot be captured in a CUDA graph; call it before the capture"
+            )
+
     def pinned(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """Return page-locked host memory, which the device can read directly."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
@@ -118,13 +127,7 @@ class CudaCopyEngine:
     def copy(
         self, source: torch.Tensor, target: torch.Tensor, after: torch.cuda.Event | None
     ) -> torch.cuda.Event:
-        """Copy pinned memory to the device on the side stream, after the event `after`.  Raises:
-        InvalidRequest while the caller captures a graph.
-        """
-        if torch.cuda.is_current_stream_capturing():
-            raise InvalidRequest(
-                "next", "cannot be captured in a CUDA graph; call it before the capture"
-            )
+        """Copy pinned memory to the device on the side stream, after the event `after`."""
         event = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(self._side):
             if after is not None:

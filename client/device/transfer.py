@@ -127,7 +127,11 @@ class PinnedTransfer(_ToDevice):
         self._ring: PinnedRing | None = None
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
-        """Return the next batch on the device. Widening is enqueued on the current stream."""
+        """Return the next batch on the device. Widening is enqueued on the current stream.
+
+        Raises: InvalidRequest while the caller captures a CUDA graph; no batch is lost.
+        """
+        self._engine.refuse_capture()
         if (self._ring is None or not self._ring.staged_count) and not self._stage(rows):
             return None
         assert self._ring is not None

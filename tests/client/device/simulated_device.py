@@ -47,6 +47,9 @@ class Device:
             pass
         assert not any(self._queues)
 
+    def refuse_capture(self) -> None:
+        """Nothing is captured here."""
+
     def pinned(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         return torch.full(shape, -1, dtype=dtype)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -15,6 +14,7 @@ from server.datasets.opening import TokenChecks, dataset_of
 from tests.conftest import Serve, WriteTokens
 from tests.server.rpc.test_service import serving
 from tests.support import reference
+from tests.support.cuda import no_waits
 from tests.support.memory_store import MemoryStore
 from tests.support.offline import offline_rows, received_rows
 from tokenfeed.errors import InvalidRequest
@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(120),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Warning. Profiler clears events"),
 ]
 
 B, T = 16, 256
@@ -33,7 +34,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 def feeds(serve: Serve, write_tokens: WriteTokens) -> tuple[str, np.ndarray]:
     """A server's address, and the rows of its samples 0 to 1,599 with seed 0."""
     path = write_tokens(np.arange(1_000_000) % 65_521)
-    return serve("--data", path).address, offline_rows([path], "random-1", 0, T, range(100 * B))
+    return serve("--data", path).address, offline_rows([path], "shuffled-1", 0, T, range(100 * B))
 
 
 def rows_of(batches: Iterable[Batch]) -> np.ndarray:
@@ -130,7 +131,7 @@ def masked() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     counts = mask.astype(bool)
     counts[starts] = False
     rows = np.frombuffer(
-        b"".join(reference.rows([tokens.tobytes()], 2, "random-1", 0, T, range(100 * B))), "<u2"
+        b"".join(reference.rows([tokens.tobytes()], 2, "shuffled-1", 0, T, range(100 * B))), "<u2"
     )
     rows = rows.reshape(-1, T + 1).astype(np.int64)
     # Each token is at the place that it names.
@@ -197,15 +198,10 @@ def test_a_masked_batch_takes_one_copy_and_no_wait_for_the_device(
         for _ in range(10):
             next(feed)
         torch.cuda.synchronize()
-        with profiler, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
-            # Raises where the host waits for the device without an event.
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+        with profiler:
+            with no_waits():
                 for _ in range(20):
                     next(feed)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             torch.cuda.synchronize()
     copies = [event for event in profiler.events() if "Memcpy HtoD" in event.name]
 
@@ -215,13 +211,19 @@ def test_a_masked_batch_takes_one_copy_and_no_wait_for_the_device(
 
 def test_a_batch_is_no_part_of_a_graph(feeds: tuple[str, np.ndarray]) -> None:
     """Replayed, it would be the same batch for ever."""
-    address, _ = feeds
-    with RemoteBatches(address, B, T, device="cuda") as feed:
-        next(feed)
-        with pytest.raises(InvalidRequest, match="CUDA graph"):
-            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    address, expected = feeds
+    count, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
+    with RemoteBatches(address, B, T, device="cuda", num_batches=3) as feed:
+        found = [next(feed)]
+        with torch.cuda.graph(graph):
+            count += 1
+            with pytest.raises(InvalidRequest, match="CUDA graph"):
                 next(feed)
-    torch.cuda.synchronize()
+        found += feed
+    graph.replay()
+
+    assert count.item() == 1, "the capture went on"
+    assert np.array_equal(rows_of(found), expected[: 3 * B]), "no batch was lost"
 
 
 def test_copies_run_under_the_compute(feeds: tuple[str, np.ndarray]) -> None:
