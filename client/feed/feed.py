@@ -19,10 +19,10 @@ from ..runtime import arguments
 from ..transport.addresses import Targets
 from .delivery import Delivery
 from .epochs import TAILS, Tail, planned_epoch
-from .feed_stream import asked_stream
+from .feed_stream import Change, asked_stream
 from .named import named_runs
 from .options import FeedOptions
-from .resume import Change, resumed
+from .resume import resumed
 from .state import read_state
 from .stats import FeedPosition, FeedStats, stats_of
 

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +28,20 @@ from ..runtime.arguments import integer
 from ..stream.usable import corpora_of, no_rows
 from ..stream.wanted_planes import WantedPlanes
 from ..transport.addresses import Targets
+from .changes import require_same_corpus, with_redaction, with_weights
 from .cursor import Cursor, OpenRun
 from .history import History
-from .mixture.recipe import Definition, Mixture, checked_weights, long_argument, read_list
+from .mixture.recipe import (
+    Definition,
+    Mixture,
+    checked_weights,
+    limits_of,
+    long_argument,
+    read_list,
+)
 from .options import FeedOptions
 from .ranks.agreement import RankAgreement, rank_agreement
 from .ranks.coordinates import data_parallel
-from .resume import Change, require_same_corpus, with_redaction, with_weights
 from .source import Datasets
 from .state import Planes, folded, plain_stream, write_state
 from .stats import FeedPosition, SourceStats, source_stats
@@ -51,6 +58,8 @@ class Rows(NamedTuple):
 
 OpenDatasets = Callable[[Request], Datasets]
 """Returns the datasets of the sources of a request; does no I/O."""
+Change: TypeAlias = "tuple[FeedStream, int]"
+"""What a feed reads from now on, and the sample from which on a change is in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,33 +423,6 @@ def _definition(context_length: int, options: FeedOptions) -> Definition:
         raise InvalidRequest("fingerprint", problem)
     recipe = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
     return recipe.definition(context_length, order, seed, long_documents)
-
-
-def limits_of(
-    stream: Stream, max_epochs: Mapping[str, int], rows: Mapping[int, int], sample: int = 0
-) -> dict[int, int]:
-    """Return the samples that sources may contribute, by their numbers; others are endless.
-
-    max_epochs: by the names of datasets.  rows: of an epoch of each source, by its number.  sample:
-    the position.
-    Raises: InvalidRequest at sample 0 if a source has not even enough for the first block.
-    """
-    limits = {
-        source.number: max_epochs[source.dataset] * rows[source.number]
-        for source in stream.sources
-        if source.dataset in max_epochs and source.number in rows
-    }
-    first = stream.stages[0]
-    for number, weight in first.weights.items() if sample == 0 else ():
-        if limits.get(number, weight) < weight:
-            name = stream.sources[number].dataset
-            raise InvalidRequest(
-                f"sources.{name}.max_epochs",
-                f"is {max_epochs[name]}, which are {limits[number]} samples, but the first block "
-                f"of {first.block_size} samples needs {weight} of them; pass block= for smaller "
-                "blocks, or a smaller weight",
-            )
-    return limits
 
 
 def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:

@@ -1,5 +1,5 @@
-"""Which stream continues: a state that a feed loads, other weights, a redaction. Pure, but for the
-datasets that a feed opens to compare them.
+"""Which stream continues a state that a feed loads. Pure, but for the datasets that a feed opens to
+compare them.
 
 A change is a stage: what a feed has read stays as it was, and from a sample on something else
 follows. Nothing changes before everything was checked.
@@ -8,14 +8,14 @@ follows. Nothing changes before everything was checked.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.schedule import next_stage, planned_stage, scheduled
+from tokenfeed.stream.schedule import next_stage, scheduled
 from tokenfeed.stream.stage import (
     CHANGED,
     RESUMED,
@@ -30,15 +30,12 @@ from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import shown
 from ..stream.wanted_planes import PLANE_NAMES
+from .changes import other_source, require_same_corpus, with_redaction
+from .feed_stream import FeedStream
 from .state import State
-
-if TYPE_CHECKING:
-    from .feed_stream import FeedStream
 
 _LOG = logging.getLogger("tokenfeed.client")
 
-Change: TypeAlias = "tuple[FeedStream, int]"
-"""What a feed reads from now on, and the sample from which on a change is in force."""
 Stages = Sequence[Stage]
 
 PARTS = ("order", "seed", "context_length", "fingerprint", "long_documents", "pieces")
@@ -383,29 +380,9 @@ def _require_same_source(theirs: Source, ours: Source, length: int) -> None:
         if before != now:
             before, now = (getattr(each, "NAME", each) for each in (before, now))
             cure = f"pass long={before!r} for this source" if name[0] == "l" else f"pass {before}"
-            raise _other_source(theirs, name, before, now, cure)
+            raise other_source(theirs, name, before, now, cure)
     if known.corpus is not None and ours.corpus is not None:
         require_same_corpus(theirs, ours.corpus, length)
-
-
-def require_same_corpus(theirs: Source, corpus: Corpus, context_length: int) -> None:
-    """Raise StreamMismatch if a source that was read is another corpus now, or has other pieces."""
-    assert theirs.corpus is not None
-    if theirs.corpus.fingerprint != corpus.fingerprint:
-        cure = "serve that corpus, or name a grown one as a new source"
-        pair = theirs.corpus.fingerprint.hex(), corpus.fingerprint.hex()
-        raise _other_source(theirs, "fingerprint", *pair, cure)
-    before, now = (each.pieces_at(context_length) for each in (theirs.corpus, corpus))
-    if before and now and before != now:
-        cure = "serve it with the same document borders"
-        raise _other_source(theirs, "pieces", before.hex(), now.hex(), cure)
-
-
-def _other_source(
-    theirs: Source, name: str, before: object, now: object, cure: str
-) -> StreamMismatch:
-    problem = f"the state was saved with {name} {before}, but this stream has {now}; {cure}"
-    return StreamMismatch(f"mixture.{theirs.dataset}" if theirs.dataset else name, problem)
 
 
 def renamed(saved: Stream, mine: Stream) -> Stream:
@@ -592,73 +569,7 @@ def _shown(weights: Mapping[int, int], names: Sequence[str]) -> str:
     return ", ".join(f"{names[number]} {weight}" for number, weight in weights.items())
 
 
-def with_weights(
-    stages: tuple[Stage, ...],
-    weights: Mapping[int, int],
-    at_sample: int,
-    sample: int,
-    *,
-    or_later: bool = False,
-) -> tuple[tuple[Stage, ...], int]:
-    """Return stages with other weights from a sample on, up to the next stage, and the sample from
-    which on they are in force. The same change twice is one. An earlier change that would begin at
-    the same sample is replaced. Where a stage of the definition begins just at the sample, the
-    change begins a block later.
-
-    weights: of sources by their numbers, above 0.  sample: the current position.  or_later: also
-    behind a stage that leaves no room.
-    Raises: InvalidRequest if a stage would have no block.
-    """
-    while True:
-        # What is in force just before, and where its blocks end.
-        before = max(bisect_left([stage.first_sample for stage in stages], at_sample) - 1, 0)
-        blocks = max(stages[before].blocks_before(at_sample), 0)
-        begin = stages[before].first_sample + blocks * stages[before].block_size
-        clash = next((n for n, stage in enumerate(stages) if stage.first_sample == begin), None)
-        if clash is None:
-            break
-        if stages[clash].weights == weights:
-            return stages, begin
-        if stages[clash].origin == CHANGED and begin >= sample and clash > before:
-            break
-        if not or_later and at_sample < begin:
-            problem = f"{at_sample} leaves no block: the next stage begins at {begin}"
-            raise InvalidRequest("at_sample", problem)
-        at_sample = begin + 1
-    if at_sample < sample:
-        problem = f"{at_sample} is before the current position, {sample}"
-        raise InvalidRequest("at_sample", problem)
-    begun = stages[: before + 1]
-    later = [stage for n, stage in enumerate(stages) if n > before and n != clash]
-    if begun[-1].weights == weights:
-        found = stages if clash is None else scheduled(begun, later)
-        return found, begun[-1].first_sample
-    new = planned_stage(begun[-1].context_length, at_sample, weights, CHANGED)
-    try:
-        found = scheduled(begun, [new, *later])
-    except (InvalidRequest, SamplesExhausted) as error:
-        problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
-        raise InvalidRequest("weights", problem) from None
-    return found, found[before + 1].first_sample
-
-
 # --- redactions ---
-
-
-def with_redaction(redactions: Redactions, new: Redaction) -> tuple[Redactions, int]:
-    """Return redactions with another one, and the sample from which on it is in force: an earlier
-    one if its list is in force already.
-    """
-    known = next((each for each in redactions if _of_list(each) == _of_list(new)), None)
-    if known is None:
-        return tuple(sorted((*redactions, new))), new.first_sample
-    if known.first_sample <= new.first_sample:
-        return redactions, known.first_sample
-    return tuple(sorted({*redactions, new} - {known})), new.first_sample
-
-
-def _of_list(redaction: Redaction) -> tuple[int, bytes]:
-    return redaction.source, redaction.list_hash
 
 
 def _redactions(

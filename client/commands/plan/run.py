@@ -12,8 +12,9 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Request
 
+from ...feed.changes import require_same_corpus
 from ...feed.mixture.forecast import Forecast, forecast
-from ...feed.resume import require_same_corpus, resumed_mixture
+from ...feed.resume import resumed_mixture
 from ...feed.stats import SourceStats
 from ...local.choice import open_to_look
 from ...provenance.consumed import consumed

@@ -15,7 +15,7 @@ from tokenfeed.stream.schedule import Exhausted, without_exhausted
 from tokenfeed.stream.stage import Stage
 from tokenfeed.stream.stream import Stream
 
-from ..feed_stream import limits_of
+from .recipe import limits_of
 from .weights import largest_remainders, worst_deviation
 
 DELAY_STEPS_MAX = 50

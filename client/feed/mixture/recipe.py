@@ -436,3 +436,30 @@ def _require_keys(name: str, values: Mapping[str, Any], known: Sequence[str]) ->
             raise InvalidRequest(
                 f"{name}.{shown(key)}", f"is unknown; there are {', '.join(known)}"
             )
+
+
+def limits_of(
+    stream: Stream, max_epochs: Mapping[str, int], rows: Mapping[int, int], sample: int = 0
+) -> dict[int, int]:
+    """Return the samples that sources may contribute, by their numbers; others are endless.
+
+    max_epochs: by the names of datasets.  rows: of an epoch of each source, by its number.  sample:
+    the position.
+    Raises: InvalidRequest at sample 0 if a source has not even enough for the first block.
+    """
+    limits = {
+        source.number: max_epochs[source.dataset] * rows[source.number]
+        for source in stream.sources
+        if source.dataset in max_epochs and source.number in rows
+    }
+    first = stream.stages[0]
+    for number, weight in first.weights.items() if sample == 0 else ():
+        if limits.get(number, weight) < weight:
+            name = stream.sources[number].dataset
+            raise InvalidRequest(
+                f"sources.{name}.max_epochs",
+                f"is {max_epochs[name]}, which are {limits[number]} samples, but the first block "
+                f"of {first.block_size} samples needs {weight} of them; pass block= for smaller "
+                "blocks, or a smaller weight",
+            )
+    return limits

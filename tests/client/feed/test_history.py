@@ -139,17 +139,35 @@ TestWhateverFeedsDoTheirHistoryNamesEachBatchOnce = Feeds.TestCase
     runs=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), max_size=8),
     first_sample=st.integers(0, 60),
 )
-def test_the_runs_since_a_sample_are_those_whose_stage_is_kept(
+def test_a_history_since_a_sample_has_the_newest_batches_whose_stages_are_kept(
     runs: list[tuple[int, int]], first_sample: int
 ) -> None:
-    """The last is always among them that a later batch may continue."""
+    """Of a batch before it, the stage is not known, and so of none that was delivered earlier."""
     history = History()
     for begin, samples in runs:
-        history = history.extended(begin, begin + samples, 1, 1)
+        history = history.extended(begin, begin + samples, 2, 1)
 
     assert history.end_sample == max((run.end_sample for run in history.runs), default=0)
+    of_older_stages = [
+        number for number, sample in enumerate(batches_of(history)) if sample < first_sample
+    ]
+    first_batch = of_older_stages[-1] + 1 if of_older_stages else 0
     kept = history.since(first_sample)
-    assert kept.runs == tuple(run for run in history.runs if run.first_sample >= first_sample)
+    assert batches_of(kept) == batches_of(history)[first_batch:]
+    if kept.runs:
+        assert (kept.first_batch, kept.runs[-1].end_batch) == (
+            first_batch,
+            history.runs[-1].end_batch,
+        )
+
+
+def batches_of(history: History) -> list[int]:
+    """The first sample of each batch."""
+    return [
+        sample
+        for run in history.runs
+        for sample in range(run.first_sample, run.end_sample, run.batch_size * run.world_size)
+    ]
 
 
 def test_of_too_many_runs_the_oldest_are_dropped_and_the_rest_keep_their_names(

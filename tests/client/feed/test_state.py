@@ -294,7 +294,7 @@ def test_a_damaged_stream_is_refused_by_place(state: dict[str, Any], problem: st
         (damaged(29, "history", 1, 2), r"history\[1\].end_sample: 29 is not above .* 29"),
         (damaged(0, "history", 0, 3), r"history\[0\].batch_size: 0 is not in"),
         (damaged(2**32 + 1, "history", 0, 4), r"history\[0\].world_size: 4294967297 is not in"),
-        (damaged(STATE["history"][::-1], "history"), r"history\[1\].first_batch: 0 has to be"),
+        (damaged(STATE["history"][::-1], "history"), r"history\[0\].first_batch: 4 has to be 0"),
     ],
 )
 def test_a_damaged_history_is_refused_by_place(state: dict[str, Any], problem: str) -> None:

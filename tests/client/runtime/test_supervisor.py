@@ -174,7 +174,7 @@ def test_the_timeout_ends_a_wait_for_user_code_that_hangs(
 
 
 def tasks(feed: RemoteBatches) -> list[Task]:
-    return feed._dataset._supervisor._tasks
+    return feed._datasets._supervisor._tasks  # type: ignore[attr-defined]
 
 
 def test_a_feed_that_was_let_go_of_leaves_no_thread_and_no_connection(

@@ -15,9 +15,9 @@ import pytest
 from client.transport.channel import Channel
 from server.rpc.admission import run_in_pool
 from tests.client.conftest import ScriptedServer, honest_frames
-from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tests.server import requests
 
-REQUEST = pb.GetBatchRequest(
+REQUEST = requests.batches(
     batch_size=2, context_length=4, order="random-1", num_batches=5, world_size=1
 )
 

@@ -35,8 +35,10 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb, tokenfeed_pb2_grpc
 target, order, batch_size, context_length, num_batches = sys.argv[1:]
 channel = grpc.insecure_channel(target)
 stub = tokenfeed_pb2_grpc.TokenFeedStub(channel)
-request = pb.GetBatchRequest(batch_size=int(batch_size), context_length=int(context_length),
-                             seed=11, order=order, num_batches=int(num_batches))
+stream = pb.Stream(sources=[pb.Source(order=order, seed=11)],
+                   stage=pb.Stage(context_length=int(context_length)))
+request = pb.GetBatchRequest(stream=stream, batch_size=int(batch_size),
+                             num_batches=int(num_batches))
 digest, rows, frames = hashlib.sha256(), 0, 0
 for frame in stub.GetBatch(request, timeout=60):
     digest.update(frame.tokens)

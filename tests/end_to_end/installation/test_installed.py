@@ -109,7 +109,7 @@ def test_a_whole_run_where_client_and_server_are_other_people_s_modules(
         whole = run(installed, hostile, sys.executable, "train.py", where, "-").splitlines()
         rest = run(installed, hostile, sys.executable, "train.py", where, "state.json").splitlines()
 
-    assert "contract: 2" in described
+    assert "contract: 3" in described
     assert len(whole) == 6
     assert rest[:3] == whole[3:]
 

@@ -37,10 +37,9 @@ def open_feed(serve: Serve, path: Path) -> Iterable[OpenFeed]:
     server = serve("--data", path)
     opened: list[RemoteBatches] = []
 
-    def start(batch_size: int = 4, order: str = "shuffled", **arguments: object) -> RemoteBatches:
-        opened.append(
-            RemoteBatches(server.address, batch_size, T, order=order, seed=5, **arguments)
-        )
+    def start(batch_size: int = 4, **arguments: object) -> RemoteBatches:
+        given = {"order": "shuffled", "seed": 5} | arguments
+        opened.append(RemoteBatches(server.address, batch_size, T, **given))
         return opened[-1]
 
     yield start

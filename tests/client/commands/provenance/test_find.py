@@ -198,9 +198,15 @@ def test_a_run_of_epochs_has_read_a_document_in_each(
 
 @pytest.mark.parametrize("order", ["shuffled", "random"])
 def test_what_a_cut_history_does_not_have_is_unknown(
-    serve: Serve, tmp_path: Path, ask: Ask, capsys: Captured, order: str
+    serve: Serve,
+    tmp_path: Path,
+    ask: Ask,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+    order: str,
 ) -> None:
     """A document that was read in a dropped run was not "seen in 0 rows; 0 skipped"."""
+    monkeypatch.setattr("client.feed.state.HISTORY_RUNS_MAX", 2)
     texts = {"web": write_texts(tmp_path, "web", 1)}
     address = served(serve, texts).address
     with NumpyBatches(address, 4, 15, order=order) as feed:

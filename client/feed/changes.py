@@ -1,0 +1,100 @@
+"""What may change in a stream while it is read, and what may not: pure.
+
+Other weights and a redaction begin at a sample that nobody has read yet. The corpus of a source
+stays the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
+from tokenfeed.stream.schedule import planned_stage, scheduled
+from tokenfeed.stream.stage import CHANGED, Corpus, Redaction, Redactions, Source, Stage
+
+
+def with_weights(
+    stages: tuple[Stage, ...],
+    weights: Mapping[int, int],
+    at_sample: int,
+    sample: int,
+    *,
+    or_later: bool = False,
+) -> tuple[tuple[Stage, ...], int]:
+    """Return stages with other weights from a sample on, up to the next stage, and the sample from
+    which on they are in force. The same change twice is one. An earlier change that would begin at
+    the same sample is replaced. Where a stage of the definition begins just at the sample, the
+    change begins a block later.
+
+    weights: of sources by their numbers, above 0.  sample: the current position.  or_later: also
+    behind a stage that leaves no room.
+    Raises: InvalidRequest if a stage would have no block.
+    """
+    while True:
+        # What is in force just before, and where its blocks end.
+        before = max(bisect_left([stage.first_sample for stage in stages], at_sample) - 1, 0)
+        blocks = max(stages[before].blocks_before(at_sample), 0)
+        begin = stages[before].first_sample + blocks * stages[before].block_size
+        clash = next((n for n, stage in enumerate(stages) if stage.first_sample == begin), None)
+        if clash is None:
+            break
+        if stages[clash].weights == weights:
+            return stages, begin
+        if stages[clash].origin == CHANGED and begin >= sample and clash > before:
+            break
+        if not or_later and at_sample < begin:
+            problem = f"{at_sample} leaves no block: the next stage begins at {begin}"
+            raise InvalidRequest("at_sample", problem)
+        at_sample = begin + 1
+    if at_sample < sample:
+        problem = f"{at_sample} is before the current position, {sample}"
+        raise InvalidRequest("at_sample", problem)
+    begun = stages[: before + 1]
+    later = [stage for n, stage in enumerate(stages) if n > before and n != clash]
+    if begun[-1].weights == weights:
+        found = stages if clash is None else scheduled(begun, later)
+        return found, begun[-1].first_sample
+    new = planned_stage(begun[-1].context_length, at_sample, weights, CHANGED)
+    try:
+        found = scheduled(begun, [new, *later])
+    except (InvalidRequest, SamplesExhausted) as error:
+        problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
+        raise InvalidRequest("weights", problem) from None
+    return found, found[before + 1].first_sample
+
+
+def with_redaction(redactions: Redactions, new: Redaction) -> tuple[Redactions, int]:
+    """Return redactions with another one, and the sample from which on it is in force: an earlier
+    one if its list is in force already.
+    """
+    known = next((each for each in redactions if _of_list(each) == _of_list(new)), None)
+    if known is None:
+        return tuple(sorted((*redactions, new))), new.first_sample
+    if known.first_sample <= new.first_sample:
+        return redactions, known.first_sample
+    return tuple(sorted({*redactions, new} - {known})), new.first_sample
+
+
+def _of_list(redaction: Redaction) -> tuple[int, bytes]:
+    return redaction.source, redaction.list_hash
+
+
+def require_same_corpus(theirs: Source, corpus: Corpus, context_length: int) -> None:
+    """Raise StreamMismatch if a source that was read is another corpus now, or has other pieces."""
+    assert theirs.corpus is not None
+    if theirs.corpus.fingerprint != corpus.fingerprint:
+        cure = "serve that corpus, or name a grown one as a new source"
+        pair = theirs.corpus.fingerprint.hex(), corpus.fingerprint.hex()
+        raise other_source(theirs, "fingerprint", *pair, cure)
+    before, now = (each.pieces_at(context_length) for each in (theirs.corpus, corpus))
+    if before and now and before != now:
+        cure = "serve it with the same document borders"
+        raise other_source(theirs, "pieces", before.hex(), now.hex(), cure)
+
+
+def other_source(
+    theirs: Source, name: str, before: object, now: object, cure: str
+) -> StreamMismatch:
+    problem = f"the state was saved with {name} {before}, but this stream has {now}; {cure}"
+    return StreamMismatch(f"mixture.{theirs.dataset}" if theirs.dataset else name, problem)
