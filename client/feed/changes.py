@@ -96,5 +96,6 @@ def require_same_corpus(theirs: Source, corpus: Corpus, context_length: int) -> 
 def other_source(
     theirs: Source, name: str, before: object, now: object, cure: str
 ) -> StreamMismatch:
+    """Return the refusal of a source of a state.  name: of the part that differs."""
     problem = f"the state was saved with {name} {before}, but this stream has {now}; {cure}"
     return StreamMismatch(f"mixture.{theirs.dataset}" if theirs.dataset else name, problem)
