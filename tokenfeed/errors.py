@@ -9,7 +9,7 @@ TokenfeedError
     StreamMismatch      the stream is not the expected one
       ListMissing         a server lacks a list of redactions, perhaps not for long
     NotATokenfeedServer a gRPC server, but not a tokenfeed server
-    ContractMismatch    another revision of the contract, or other versions of the identity
+    ContractMismatch    another revision of the contract
     Unauthenticated     no valid bearer token
     Forbidden           not for this caller
   CorpusError         the operator changes something
@@ -96,9 +96,7 @@ class NotATokenfeedServer(RequestError):
 
 
 class ContractMismatch(RequestError):
-    """The server speaks another revision of the contract than this client, or does not support the
-    version of this stream's identity.
-    """
+    """The server speaks another revision of the contract than this client."""
 
 
 class Unauthenticated(RequestError):
