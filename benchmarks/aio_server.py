@@ -23,7 +23,7 @@ from server.cli.options import build_parser
 from server.cli.serve import open_datasets
 from server.datasets.warmup import WarmUp
 from server.rpc.activity import Activity
-from server.rpc.admission import AdmissionControl, StreamLimits, parse_message
+from server.rpc.admission import AdmissionControl, Connection, StreamLimits, parse_message
 from server.rpc.frame_producer import MadeFrame
 from server.rpc.service import TokenFeed
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -61,7 +61,7 @@ async def serve(feed: TokenFeed, port: int, inline: bool) -> None:
 
     def opened(message: bytes) -> Iterator[MadeFrame]:
         """Return the frames of a call."""
-        return feed._open(*from_message(parse_message(pb.GetBatchRequest, message))).frames("")
+        return feed._open(*from_message(parse_message(pb.GetBatchRequest, message))).frames(Connection(""))
 
     async def in_threads(message: bytes, _: object) -> AsyncIterator[bytes]:
         frames = opened(message)
