@@ -61,7 +61,8 @@ async def serve(feed: TokenFeed, port: int, inline: bool) -> None:
 
     def opened(message: bytes) -> Iterator[MadeFrame]:
         """Return the frames of a call."""
-        return feed._open(*from_message(parse_message(pb.GetBatchRequest, message))).frames(Connection(""))
+        request, hints = from_message(parse_message(pb.GetBatchRequest, message))
+        return feed._open(request, hints).frames(Connection(""))
 
     async def in_threads(message: bytes, _: object) -> AsyncIterator[bytes]:
         frames = opened(message)
