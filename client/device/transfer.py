@@ -1,4 +1,6 @@
-"""Rows of a source -> (x, y) on a device: one class per kind of device."""
+"""Rows of a source -> (x, y) on a device: one class per kind of device. The copies to a CUDA device
+are in pinned_ring.py.
+"""
 
 from __future__ import annotations
 

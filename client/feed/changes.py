@@ -1,6 +1,6 @@
 """What may change in a stream while it is read, and what may not: pure.
 
-Other weights and a redaction begin at a sample that nobody has read yet. The corpus of a source
+Other weights and a redaction begin at a sample that was not read yet. The corpus of a source
 stays the same.
 """
 
@@ -65,8 +65,8 @@ def with_weights(
 
 
 def with_redaction(redactions: Redactions, new: Redaction) -> tuple[Redactions, int]:
-    """Return redactions with another one, and the sample from which on it is in force: an earlier
-    one if its list is in force already.
+    """Return redactions with a new one, and the sample from which on its list counts: of a list
+    that the source has already, the lower of both samples.
     """
     known = next((each for each in redactions if _of_list(each) == _of_list(new)), None)
     if known is None:
@@ -86,16 +86,20 @@ def require_same_corpus(theirs: Source, corpus: Corpus, context_length: int) -> 
     if theirs.corpus.fingerprint != corpus.fingerprint:
         cure = "serve that corpus, or name a grown one as a new source"
         pair = theirs.corpus.fingerprint.hex(), corpus.fingerprint.hex()
-        raise other_source(theirs, "fingerprint", *pair, cure)
+        raise source_differs(theirs, "fingerprint", *pair, cure)
     before, now = (each.pieces_at(context_length) for each in (theirs.corpus, corpus))
     if before and now and before != now:
         cure = "serve it with the same document borders"
-        raise other_source(theirs, "pieces", before.hex(), now.hex(), cure)
+        raise source_differs(theirs, "pieces", before.hex(), now.hex(), cure)
 
 
-def other_source(
+def source_differs(
     theirs: Source, name: str, before: object, now: object, cure: str
 ) -> StreamMismatch:
-    """Return the refusal of a source of a state.  name: of the part that differs."""
+    """Return the error of a source that is another one than in a state.
+
+    theirs: the source there.  name: of the part that differs.  before, now: its values.  cure: what
+    a user can do.
+    """
     problem = f"the state was saved with {name} {before}, but this stream has {now}; {cure}"
     return StreamMismatch(f"mixture.{theirs.dataset}" if theirs.dataset else name, problem)

@@ -145,8 +145,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     def redact(
         self, list_hash: str, at_sample: int | None = None, dataset: str | None = None
     ) -> int:
-        """Leave out the tokens of a list of ranges from a sample on: a fill token replaces them,
-        and y is -100 there. No other token and no other row changes.
+        """Replace the tokens of a list of ranges by a fill token from a sample on; y is -100 there.
+        No other token and no other row changes.
 
             feed.redact("1443e503...", at_sample=feed.position.samples + 100_000)
 
@@ -162,7 +162,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """
         stream = self._stream
         changed, begin = self._change(
-            "redactions", lambda: stream.redacted(list_hash, at_sample, dataset), at_sample
+            "redactions", lambda: stream.redacted(list_hash, at_sample, dataset, self), at_sample
         )
         if changed is not stream:
             _LOG.info("redaction begins sample=%d list=%s", begin, list_hash)

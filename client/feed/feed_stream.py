@@ -138,7 +138,10 @@ class FeedStream:
         return Rows(samples, numbers.astype(np.int16))
 
     def request_at(self, sample: int, num_batches: int) -> Request:
-        """Return the request of batches from a sample on."""
+        """Return the request of batches of this rank, of the rest of the stream.
+
+        sample: of row 0 of rank 0.  num_batches: at most; fewer if samples end at 2^63.
+        """
         position = replace(self.request.position, first_sample=sample)
         num_batches = min(num_batches, position.batches_left, SAMPLE_END - 1)
         return replace(self.request, stream=self.rest, position=position, num_batches=num_batches)
@@ -269,13 +272,16 @@ class FeedStream:
             return self, begin
         return self.with_stream(own.with_stages(stages), owner=owner), begin
 
-    def redacted(self, list_hash: str, at_sample: int | None, dataset: str | None) -> Change:
-        """Return the stream that leaves out a list from a sample on, and from where on it is in
-        force; this stream if it has it already.
+    def redacted(
+        self, list_hash: str, at_sample: int | None, dataset: str | None, owner: object
+    ) -> Change:
+        """Return the stream in which the tokens of a list are replaced from a sample on, and that
+        sample; this stream if it has the list already.
 
         list_hash, at_sample, dataset: as a user passed them; None is as soon as possible, and the
-        only dataset.
-        Raises: InvalidRequest, also for a closed feed; StreamMismatch if no server has the list.
+        only dataset.  owner: new datasets are closed with it.
+        Raises: InvalidRequest, also for a closed feed, and for a sample before the position or
+        among those that were delivered; StreamMismatch if no server has the list; TokenfeedError.
         """
         sample, at = self._asked(at_sample)
         name, listed = (
@@ -298,11 +304,11 @@ class FeedStream:
         definition = self.definition.with_redaction(name, begin, listed)
         if redactions == self.stream.redactions and definition == self.definition:
             return self, begin
-        changed = self.with_stream(replace(self.stream, redactions=redactions))
+        changed = self.with_stream(replace(self.stream, redactions=redactions), owner=owner)
         return replace(changed, definition=definition), begin
 
     def with_stream(
-        self, stream: Stream, *, owner: object = None, at: tuple[int, History] | None = None
+        self, stream: Stream, *, owner: object, at: tuple[int, History] | None = None
     ) -> FeedStream:
         """Return what reads another stream. Other sources need other datasets, which are described
         then.

@@ -13,7 +13,7 @@ from .history import History
 def named_runs(stream: Stream, history: History) -> list[dict[str, Any]]:
     """Return runs, oldest first, each with the stages and redactions of its samples.
 
-    stream: known, with the stages of all these runs.
+    stream: known, with all sources from number 0 on, and with the stages of all these runs.
     """
     found = []
     for run in history.runs:
@@ -36,7 +36,10 @@ def named_runs(stream: Stream, history: History) -> list[dict[str, Any]]:
 
 
 def named_stage(stream: Stream, stage: Stage) -> dict[str, Any]:
-    """Return a stage with the sources that it reads."""
+    """Return a stage with each source that it reads, its weight and its base.
+
+    stream: known, with all sources from number 0 on.
+    """
     return {
         "first_sample": stage.first_sample,
         "context_length": stage.context_length,
@@ -53,7 +56,11 @@ def named_stage(stream: Stream, stage: Stage) -> dict[str, Any]:
 
 
 def named_source(stream: Stream, number: int, context_length: int) -> dict[str, Any]:
-    """Return what a source is.  context_length: at which its pieces are named."""
+    """Return what a source is.
+
+    stream: as of `named_stage`.  number: of the source.  context_length: at which its pieces are
+    named.
+    """
     source = stream.sources[number]
     assert source.corpus is not None
     found = {

@@ -1,4 +1,5 @@
-"""The arguments of a feed: each is named, typed, defaulted, checked and described once, here.
+"""The keyword arguments of a feed: each is named, typed, defaulted and described once, here. Most
+are checked here too; `feed_stream` checks those that depend on others, which are `unchecked`.
 
 A type checker reads the classes. What checks arguments, and what `help` and `inspect.signature`
 show, reads the same fields at run time. Knows nothing of torch.
@@ -175,7 +176,9 @@ class SharedOptions(TypedDict, total=False):
 
 
 class FeedOptions(SharedOptions, total=False):
-    """The arguments of a feed."""
+    """The keyword arguments of a feed. Not together: mixture with dataset or with fingerprint,
+    start_step with start_sample.
+    """
 
     dataset: Annotated[
         str | None,

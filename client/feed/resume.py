@@ -30,7 +30,7 @@ from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import shown
 from ..stream.wanted_planes import PLANE_NAMES
-from .changes import other_source, require_same_corpus, with_redaction
+from .changes import require_same_corpus, source_differs, with_redaction
 from .feed_stream import FeedStream
 from .state import State
 
@@ -380,7 +380,7 @@ def _require_same_source(theirs: Source, ours: Source, length: int) -> None:
         if before != now:
             before, now = (getattr(each, "NAME", each) for each in (before, now))
             cure = f"pass long={before!r} for this source" if name[0] == "l" else f"pass {before}"
-            raise other_source(theirs, name, before, now, cure)
+            raise source_differs(theirs, name, before, now, cure)
     if known.corpus is not None and ours.corpus is not None:
         require_same_corpus(theirs, ours.corpus, length)
 
@@ -416,14 +416,21 @@ def _renumbered(stage: Stage, numbers: Mapping[int, int]) -> Stage:
 def continued(
     saved: Stream, own: Stages, sample: int, names: Sequence[str], *, allow: bool
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
-    """Return the stages of a feed that loads a state, and what to log of them.
+    """Return the stages with which a mixture goes on after a state, and what to log of them.
 
-    They begin with the stages of the state before the saved sample. These have to be those of the
-    feed's definition with the changes that the state has, or of another one that this definition
-    has continued. Of a definition of one stage it is enough that its weights were in force.
+    The past, the stages of the state that begin before the saved sample, stays as it was. It has to
+    be one of these:
+    - the stages of the definition, and the changes that the state has (`change_mixture`);
+    - the same behind the last stage that is marked RESUMED: there the definition has continued
+      another one;
+    - any, if the definition has a single stage with the weights that are in force at the saved
+      sample. That stage is marked RESUMED.
+    Changes of the state behind the saved sample stay where they have room, and are dropped, which
+    is logged, where they have not.
     own: stages of the definition, in the numbers of the state.  sample: of the state.  names: of
-    all sources, by their numbers.  allow: whether to append this definition at the saved sample
-    otherwise, in place of changes behind it.
+    all sources, by their numbers.  allow: whether any other past is continued too, by a stage with
+    the weights of the definition, at the first end of a block from the saved sample on, in place of
+    the changes behind it.
     Raises: StreamMismatch, naming what differs; InvalidRequest if this definition has no room
     behind an appended stage.
     """

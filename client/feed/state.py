@@ -180,10 +180,6 @@ def read_stream(name: str, value: Any) -> Stream:
             _stage(f"{name}.stages[{n}]", first_index + n, each)
             for n, each in enumerate(_list(f"{name}.stages", stages))
         ]
-        for one, following in pairwise(known):
-            if one.first_sample >= following.first_sample:
-                problem = f"{following.first_sample} is not above {one.first_sample}"
-                raise InvalidRequest(f"{name}.stages", f"first_sample {problem}, the one before it")
         stream = Stream(
             _number(f"{name}.seed", seed, 0, SEED_END),
             _each(f"{name}.sources", sources, _source),

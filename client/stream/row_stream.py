@@ -41,7 +41,7 @@ FIRST_PREFETCH_BYTES = 1 << 19
 class _OpenCall(NamedTuple):
     """A call that is read, or requested ahead.
 
-    frames: what they have in common.  end_row: the stream row after its last one.  planes: kinds
+    frames: what they have in common.  end_row: the rank's row after its last one.  planes: kinds
     that its rows get.  may_lack: whether rows may lack a plane.
     """
 

@@ -17,7 +17,7 @@ from ..storage.store import READ_AHEAD_BYTES, RowStore
 class PlannedRows:
     """The rows of a request, in order. Those behind them are read ahead while the store is cold.
 
-    row: the stream row that comes next.  end_row: the end of the request.
+    row: the rank's row that comes next.  end_row: the end of the request.
     """
 
     def __init__(self, store: RowStore, request: AnyRequest) -> None:

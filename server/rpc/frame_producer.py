@@ -21,7 +21,7 @@ from .fair_scheduler import FairScheduler
 class MadeFrame(NamedTuple):
     """A frame, and what it holds.
 
-    message: encoded.  end_row: stream row behind its last one.  row_count: of its rows.
+    message: encoded.  end_row: the rank's row behind its last one.  row_count: of its rows.
     row_source: int64[row_count], index of the source of each.  row_bytes: of the tokens of a row.
     """
 

@@ -26,7 +26,11 @@ class Order(Protocol):
     def places(
         self, samples: npt.NDArray[np.int64], seed: int, place_count: int, /
     ) -> npt.NDArray[np.int64]:
-        """Return the place of each sample, int64[n], each in [0, place_count)."""
+        """Return the place of each sample, int64[n], each in [0, place_count).
+
+        samples: int64[n], the source's own, each at least 0, of any epoch.  seed: in [0, 2^64).
+        place_count: at least 1.
+        """
         ...
 
     def places_among(

@@ -5,7 +5,7 @@ size and world size:
 
     sample = first_sample + k * world_size * batch_size + rank * batch_size + row    (k = 0, 1, ...)
 
-The rows of a stream are numbered: row r of batch k is stream row k * batch_size + r.
+The rows of a rank are numbered: row r of its batch k is its row k * batch_size + r.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Position:
         return max(0, (SAMPLE_END - self.first_sample - past_own_rows) // self.stride + 1)
 
     def rows_before(self, end_sample: int) -> int:
-        """Return the number of rows of this stream with samples below end_sample."""
+        """Return how many rows of this rank, from its row 0 on, have samples below end_sample."""
         samples = max(0, end_sample - self.first_sample - self.rank * self.batch_size)
         batches, rest = divmod(samples, self.stride)
         return batches * self.batch_size + min(rest, self.batch_size)
@@ -76,12 +76,12 @@ class Position:
         return self.first_sample + batch * self.stride
 
     def sample_of(self, row: int) -> int:
-        """Return the sample of a stream row."""
+        """Return the sample of a row of this rank.  row: its number."""
         batch, row_of_batch = divmod(row, self.batch_size)
         return self.batch_first_sample(batch) + self.rank * self.batch_size + row_of_batch
 
     def samples(self, first_row: int, row_count: int) -> npt.NDArray[np.int64]:
-        """Return the sample indices of stream rows [first_row, first_row + row_count).
+        """Return the sample indices of this rank's rows [first_row, first_row + row_count).
 
         Returns: int64[row_count], each in [0, 2^63); rows have to be below `rows_before(2^63)`.
         """

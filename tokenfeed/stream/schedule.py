@@ -16,7 +16,11 @@ from .stage import DEFINED, FIRST_PREVIOUS, Share, Stage
 
 
 def first_stage(context_length: int, weights: Mapping[int, int]) -> Stage:
-    """Return stage 0.  weights: samples of each source in a block, by its number."""
+    """Return stage 0.
+
+    context_length: T, at least 1.  weights: samples of each source in a block, by its number.
+    Raises: InvalidRequest, naming the field and its limit.
+    """
     return Stage(0, 0, context_length, _shares({}, weights), FIRST_PREVIOUS)
 
 

@@ -40,8 +40,9 @@ class Stream:
     It is asked for at first, and known once servers have described its corpora (`known`): only then
     it has an identity.
     seed: permutes blocks of more than one sample, in [0, 2^64).  sources: by ascending number; at
-    least those that the stages have.  stages: in order, at least one; the first one may have an
-    index above 0, if those before it are not needed any more.  redactions: ascending.
+    least those that the stages have.  stages: at least one, with ascending first samples and
+    indices; the first one may have an index above 0, if those before it are not needed any more.
+    redactions: ascending.
     Raises: InvalidRequest, naming the field and its limit.
     """
 
@@ -56,6 +57,10 @@ class Stream:
         if not self.sources or not self.stages:
             raise InvalidRequest("stream", "has to have a source and a stage")
         _require_ascending("sources", [source.number for source in self.sources])
+        for one, following in pairwise(self.stages):
+            if one.first_sample >= following.first_sample or one.index >= following.index:
+                problem = f"first_sample {following.first_sample} is not above {one.first_sample}"
+                raise InvalidRequest("stages", f"{problem}, the one before it")
         numbers = {source.number for source in self.sources}
         for stage in self.stages:
             for share in stage.shares:
@@ -184,8 +189,8 @@ class Stream:
         return replace(self, sources=sources, stages=tuple(stages))
 
     def identity(self, sample: int) -> bytes:
-        """Return the identity of the row of a sample, the same everywhere, 32 bytes: of its stage,
-        with the redactions in force. The stream has to be known.
+        """Return the hash of the stage of a sample and of the redactions in force there, 32 bytes:
+        the same on every server, and for every row of both. The stream has to be known.
         """
         stage = self.stages[self.place_of(sample)]
         found = _hash_of(self.seed, stage, self.sources)

@@ -78,7 +78,7 @@ class Request:
 
     @property
     def end_row(self) -> int:
-        """The stream row after the last requested one: row r of batch k is k * B + r."""
+        """The row of the rank after the last requested one: row r of batch k is k * B + r."""
         batch_size = self.position.batch_size
         if self.end_sample is None:
             rows = self.end_batch * batch_size
@@ -290,7 +290,7 @@ def _plane_messages(kinds: Sequence[int], expected: Expected) -> list[pb.WantedP
 
 @lru_cache(8)
 def stream_message(stream: Stream, digests: tuple[bytes, ...] = ()) -> pb.Stream:
-    """Return a stream of one stage as a message; the calls of a stream have the same one.
+    """Return a stream of one stage as a message. The calls of a stream share one: do not change it.
 
     digests: that are expected of the corpus of each source; none or all of them.
     """

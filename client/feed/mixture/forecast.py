@@ -15,8 +15,8 @@ from tokenfeed.stream.schedule import Exhausted, without_exhausted
 from tokenfeed.stream.stage import Stage
 from tokenfeed.stream.stream import Stream
 
+from .block_weights import largest_remainders, worst_deviation
 from .recipe import limits_of
-from .weights import largest_remainders, worst_deviation
 
 DELAY_STEPS_MAX = 50
 """Beyond this delay of a stage, smaller blocks are offered."""

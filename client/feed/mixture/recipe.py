@@ -21,7 +21,7 @@ from tokenfeed.stream.stage import BLOCK_MAX, SEED_END, Redaction, Source
 from tokenfeed.stream.stream import Stream
 
 from ...runtime.arguments import hash_digits, integer, optional_integer, shown, text
-from .weights import block_weights, proportions
+from .block_weights import block_weights, proportions
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -72,9 +72,10 @@ class MixtureStage:
 
 @dataclass(frozen=True, slots=True)
 class MixtureRedaction:
-    """A list of ranges of a dataset that is left out from a sample on.
+    """A list of ranges of a dataset whose tokens are replaced from a sample on, and are no targets.
 
-    list_hash: 32 bytes.  first_sample, first_tokens: as of MixtureStage.
+    list_hash: 32 bytes.  first_sample: in [0, 2^63), or None and first_tokens: the same in tokens
+    of x, rounded up to a whole sample.
     """
 
     dataset: str
@@ -123,7 +124,10 @@ class Definition:
         return replace(stream, sources=tuple(sources))
 
     def with_redaction(self, dataset: str, first_sample: int, list_hash: bytes) -> Definition:
-        """Return what the feed is asked for once it was told to leave out a list."""
+        """Return this definition with a redaction; a dataset that it lacks becomes a source of it.
+
+        dataset: whose tokens are replaced.  first_sample: from which on.  list_hash: 32 bytes.
+        """
         stream = self.with_sources(self.stream, [dataset])
         number = next(each.number for each in stream.sources if each.dataset == dataset)
         redactions = {*stream.redactions, Redaction(first_sample, number, list_hash)}

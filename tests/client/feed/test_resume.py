@@ -710,7 +710,7 @@ def redacted(*redactions: At, **options: Any) -> FeedStream:
     """A feed over one dataset that was told to leave out lists before its first batch."""
     feed = feed_of(LISTED, **options)
     for first_sample, listed in redactions:
-        feed, _ = feed.redacted(listed.hex(), first_sample, None)
+        feed, _ = feed.redacted(listed.hex(), first_sample, None, None)
     return feed
 
 
@@ -723,7 +723,7 @@ def test_a_list_is_in_force_from_the_earliest_sample_that_was_asked_for() -> Non
     feed = feed_of(LISTED)
     steps = [(9, ONE, 9), (9, ONE, 9), (12, ONE, 9), (5, ONE, 5), (5, OTHER, 5), (8, OTHER, 5)]
     for at_sample, listed, expected in steps:
-        feed, begin = feed.redacted(listed.hex(), at_sample, None)
+        feed, begin = feed.redacted(listed.hex(), at_sample, None, None)
         assert begin == expected
 
     assert in_force(feed) == [(5, ONE), (5, OTHER)]
@@ -736,14 +736,14 @@ def test_no_redaction_begins_where_rows_were_delivered() -> None:
     feed.cursor.skip_to(10)
 
     with pytest.raises(InvalidRequest, match="at_sample: 10 is before 40"):
-        feed.redacted(ONE.hex(), None, None)
-    assert in_force(feed.redacted(ONE.hex(), 40, None)[0]) == [(40, ONE)]
+        feed.redacted(ONE.hex(), None, None, None)
+    assert in_force(feed.redacted(ONE.hex(), 40, None, None)[0]) == [(40, ONE)]
 
 
 def test_a_list_that_no_server_has_is_refused() -> None:
     """Before the feed has promised anything."""
     with pytest.raises(StreamMismatch, match="lacks redaction list 0101"):
-        feed_of(CORPORA).redacted(ONE.hex(), 5, None)
+        feed_of(CORPORA).redacted(ONE.hex(), 5, None, None)
 
 
 @pytest.mark.parametrize(

@@ -373,6 +373,26 @@ def test_an_epoch_goes_on_with_the_redaction(corpus: Corpus) -> None:
     assert len(history) == 1
 
 
+def test_a_redaction_may_come_once_a_source_is_read_no_more(
+    write_tokens: Callable[..., Path],
+) -> None:
+    """Then other datasets are opened: a list that they lack is refused, another one is in force."""
+    paths = write_sources(write_tokens)
+    code = np.fromfile(paths["code"][0], "<u2").astype(int)
+    weights = {"web": 1, "code": 1}
+    with NumpyBatches(local_mixture(paths), B, MIXED_T, mixture=weights) as feed:
+        feed.change_mixture(weights | {"math": 2}, at_sample=20)
+        feed.change_mixture({"web": 1, "code": 2}, at_sample=100)
+        taken(feed, 30)
+        with pytest.raises(StreamMismatch, match="lacks redaction list"):
+            feed.redact("ab" * 32, dataset="code")
+        assert feed.redact(redact(paths["code"], (0, 0, 400), fill=FILL), dataset="code") == 120
+        rows = taken(feed, 30)
+
+    assert not np.isin(rows.x, code).any()
+    assert (rows.y == -100).any(axis=1).sum() == 81
+
+
 def test_a_mixture_file_has_redactions_of_its_sources(
     write_tokens: Callable[..., Path], serve: Serve
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import InvalidRequest
+from client.feed.mixture.block_weights import block_weights, proportions
 from client.feed.mixture.forecast import (
     Forecast,
     forecast,
@@ -18,7 +19,6 @@ from client.feed.mixture.forecast import (
     smaller_blocks,
     tokens_before,
 )
-from client.feed.mixture.weights import block_weights, proportions
 from tests.support import reference
 from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
 from tokenfeed.sampling import orders
