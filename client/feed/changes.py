@@ -18,7 +18,7 @@ def with_weights(
     stages: tuple[Stage, ...],
     weights: Mapping[int, int],
     at_sample: int,
-    sample: int,
+    ahead: int,
     *,
     or_later: bool = False,
 ) -> tuple[tuple[Stage, ...], int]:
@@ -27,8 +27,8 @@ def with_weights(
     the same sample is replaced. Where a stage of the definition begins just at the sample, the
     change begins a block later.
 
-    weights: of sources by their numbers, above 0.  sample: the current position.  or_later: also
-    behind a stage that leaves no room.
+    weights: of sources by their numbers, above 0.  ahead: the first sample that may change.
+    or_later: also behind a stage that leaves no room.
     Raises: InvalidRequest if a stage would have no block.
     """
     while True:
@@ -41,15 +41,13 @@ def with_weights(
             break
         if stages[clash].weights == weights:
             return stages, begin
-        if stages[clash].origin == CHANGED and begin >= sample and clash > before:
+        if stages[clash].origin == CHANGED and begin >= ahead and clash > before:
             break
         if not or_later and at_sample < begin:
             problem = f"{at_sample} leaves no block: the next stage begins at {begin}"
             raise InvalidRequest("at_sample", problem)
         at_sample = begin + 1
-    if at_sample < sample:
-        problem = f"{at_sample} is before the current position, {sample}"
-        raise InvalidRequest("at_sample", problem)
+    require_ahead(at_sample, ahead)
     begun = stages[: before + 1]
     later = [stage for n, stage in enumerate(stages) if n > before and n != clash]
     if begun[-1].weights == weights:
@@ -62,6 +60,13 @@ def with_weights(
         problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
         raise InvalidRequest("weights", problem) from None
     return found, found[before + 1].first_sample
+
+
+def require_ahead(at_sample: int, ahead: int) -> None:
+    """Raise InvalidRequest if a change was asked for at a sample that may not change any more."""
+    if at_sample < ahead:
+        problem = f"{at_sample} is before {ahead}, the first sample that may change"
+        raise InvalidRequest("at_sample", problem)
 
 
 def with_redaction(redactions: Redactions, new: Redaction) -> tuple[Redactions, int]:

@@ -84,14 +84,15 @@ def planned_epoch(
     """Plan the batches of an epoch; the arguments are those of EpochPlan.  Raises:
     SamplesExhausted.
     """
-    last = (SAMPLE_END - position.stride) // windows - 1
-    if epoch > last:
+    found = EpochPlan(windows, position, epoch, tail, stage)
+    if found.end_sample > SAMPLE_END - position.stride:
+        last = epoch - -(-(found.end_sample + position.stride - SAMPLE_END) // windows)
         raise SamplesExhausted(
             "epoch",
             f"{epoch} is not in [0, {last}]: an epoch has {windows} samples, and samples have to "
             "stay below 2^63",
         )
-    return EpochPlan(windows, position, epoch, tail, stage)
+    return found
 
 
 class Epoch(Generic[Array, Rich]):

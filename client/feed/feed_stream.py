@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import pickle
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from ..runtime.arguments import integer
 from ..stream.usable import corpora_of, no_rows
 from ..stream.wanted_planes import WantedPlanes
 from ..transport.addresses import Targets
-from .changes import require_same_corpus, with_redaction, with_weights
+from .changes import require_ahead, require_same_corpus, with_redaction, with_weights
 from .cursor import Cursor, OpenRun
 from .history import History
 from .mixture.recipe import (
@@ -40,7 +39,7 @@ from .mixture.recipe import (
     read_list,
 )
 from .options import FeedOptions
-from .ranks.agreement import RankAgreement, rank_agreement
+from .ranks.agreement import RankAgreement, compared, rank_agreement
 from .ranks.coordinates import data_parallel
 from .source import Datasets
 from .state import Planes, folded, plain_stream, write_state
@@ -147,10 +146,10 @@ class FeedStream:
         return replace(self.request, stream=self.rest, position=position, num_batches=num_batches)
 
     def compared(self) -> str:
-        """Return what ranks compare: a hash of the known stream and of the planes of its sources.
-        Raises: TokenfeedError.
+        """Return what ranks compare: a hash of the known stream and of the planes that mask
+        targets.  Raises: TokenfeedError.
         """
-        return _hash_of(plain_stream(self.known()), self.datasets.plane_fingerprints())
+        return compared(self.known(), sorted(self.planes().items()))
 
     @property
     def order_name(self) -> str:
@@ -262,12 +261,12 @@ class FeedStream:
         Raises: InvalidRequest, also for a closed feed; TokenfeedError if new sources cannot be
         read.
         """
-        sample, at = self._asked(at_sample)
+        at, ahead = self._asked(at_sample)
         by_name = checked_weights(weights, self.definition.block)
         own = self.definition.with_sources(self.stream, by_name)
         numbers = {source.dataset: source.number for source in own.sources}
         samples_of = {numbers[name]: count for name, count in by_name.items() if count}
-        stages, begin = with_weights(own.stages, samples_of, at, sample, or_later=at_sample is None)
+        stages, begin = with_weights(own.stages, samples_of, at, ahead, or_later=at_sample is None)
         if stages == self.stream.stages:
             return self, begin
         return self.with_stream(own.with_stages(stages), owner=owner), begin
@@ -283,29 +282,21 @@ class FeedStream:
         Raises: InvalidRequest, also for a closed feed, and for a sample before the position or
         among those that were delivered; StreamMismatch if no server has the list; TokenfeedError.
         """
-        sample, at = self._asked(at_sample)
-        name, listed = (
-            self.definition.dataset_named(self.rest, dataset),
-            read_list("list_hash", list_hash),
-        )
+        at, ahead = self._asked(at_sample)
+        name = self.definition.dataset_named(self.rest, dataset)
+        listed = read_list("list_hash", list_hash)
         redactions, begin = self.stream.redactions, at
         for source in self.rest.sources:
             if source.dataset == name:
                 new = Redaction(at, source.number, listed)
                 redactions, begin = with_redaction(redactions, new)
         if redactions != self.stream.redactions:
-            delivered = self.cursor.now[2].end_sample
-            if at < sample:
-                problem = f"{at} is before the current position, {sample}"
-                raise InvalidRequest("at_sample", problem)
-            if at < delivered:
-                problem = f"{at} is before {delivered}, up to where samples were delivered"
-                raise InvalidRequest("at_sample", problem)
+            require_ahead(at, ahead)
         definition = self.definition.with_redaction(name, begin, listed)
         if redactions == self.stream.redactions and definition == self.definition:
             return self, begin
-        changed = self.with_stream(replace(self.stream, redactions=redactions), owner=owner)
-        return replace(changed, definition=definition), begin
+        told = replace(self, definition=definition)
+        return told.with_stream(replace(self.stream, redactions=redactions), owner=owner), begin
 
     def with_stream(
         self, stream: Stream, *, owner: object, at: tuple[int, History] | None = None
@@ -336,9 +327,14 @@ class FeedStream:
             if datasets is not self.datasets:
                 _require_same_planes(self, found)
             if len(stream.stages) > 1:
-                # So that no hash is computed when a state is saved.
-                kept = folded(found.known(), cursor.sample)
-                found = replace(found, request=replace(request, stream=kept))
+                known = found.known()
+                previous = {stage.index: stage.previous for stage in known.stages}
+                stages = [replace(each, previous=previous[each.index]) for each in rest.stages]
+                kept = folded(known, cursor.sample)
+                request = replace(request, stream=kept)
+                found = replace(found, request=request, rest=rest.with_stages(stages))
+                # Now: no hash is computed when a state is saved.
+                found._memo.update(known=kept, pickled=pickle.dumps(plain_stream(kept)))
         except BaseException:
             found.close_unless(self)
             raise
@@ -354,14 +350,18 @@ class FeedStream:
             raise InvalidRequest("feed", "is closed; create a new one")
 
     def _asked(self, at_sample: int | None) -> tuple[int, int]:
-        """Return the current position, and the sample that a change was asked for at, by default
-        this one.  Raises: InvalidRequest, also for a closed feed.
+        """Return the sample that a change was asked for at, by default the first one that may
+        change; and that: behind the position, and behind all that was delivered. A sample has one
+        stage, also one that a loop reads again.
+
+        Raises: InvalidRequest, also for a closed feed.
         """
         self._require_open()
-        sample = self.cursor.sample
-        at = sample if at_sample is None else integer("at_sample", at_sample)
+        sample, _, history = self.cursor.now
+        ahead = max(sample, history.end_sample)
+        at = ahead if at_sample is None else integer("at_sample", at_sample)
         require_range("at_sample", at, 0, SAMPLE_END)
-        return sample, at
+        return at, ahead
 
 
 def asked_stream(
@@ -439,7 +439,9 @@ def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:
     rest = stream.rest(sample)
     names = {each.dataset for each in definition.stream.sources} if definition.is_mixture else set()
     numbers = set(rest.numbers)
-    numbers |= {each.number for each in stream.sources if each.dataset in names}
+    # Of several sources of one dataset, the last one is read from now on.
+    last = {each.dataset: each.number for each in stream.sources}
+    numbers |= {number for name, number in last.items() if name in names}
     if not all(each.corpus or each.number in numbers for each in stream.sources):
         return stream
     sources = tuple(each for each in stream.sources if each.number in numbers)
@@ -450,10 +452,6 @@ def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:
 def _datasets_of(stream: Stream) -> list[tuple[object, ...]]:
     """Return what datasets are opened by."""
     return [(each.number, each.dataset, each.order, each.long_documents) for each in stream.sources]
-
-
-def _hash_of(*values: object) -> str:
-    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 def _require_same_planes(before: FeedStream, now: FeedStream) -> None:

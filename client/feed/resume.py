@@ -7,7 +7,6 @@ follows. Nothing changes before everything was checked.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -33,8 +32,6 @@ from ..stream.wanted_planes import PLANE_NAMES
 from .changes import require_same_corpus, source_differs, with_redaction
 from .feed_stream import FeedStream
 from .state import State
-
-_LOG = logging.getLogger("tokenfeed.client")
 
 Stages = Sequence[Stage]
 
@@ -83,7 +80,7 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     found = own.with_stream(stream, owner=owner, at=(plan.sample, state.history))
     try:
         found.known()
-        _require_same_planes(state, found, plan.now_of, allow)
+        messages += _other_planes(state, found, plan.now_of, allow)
     except BaseException:
         found.close_unless(own)
         raise
@@ -94,7 +91,8 @@ class _Plan(NamedTuple):
     """How a feed goes on.
 
     stream: with the redactions of the state.  sample: where it goes on.  now_of: of sources of the
-    state, the number under which the same corpus is read from there on.  messages: to be logged.
+    state, the number under which the same corpus is read from there on; itself for those that are
+    read no more.  messages: to be logged.
     """
 
     stream: Stream
@@ -127,19 +125,20 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
                 f"the state was saved with {before}, but this stream has {now}, so its samples "
                 f"differ. {_cure(name, before)}, or allow=({name!r},) to go on with other samples",
             )
-    messages = tuple(
+    messages = [
         f"resumed on another stream part={name} saved={before} now={now}"
         for name, before, now in differing
-    )
+    ]
     if not differing:
         same = replace(theirs, dataset=source.dataset)
         stream = replace(saved, sources=_with(saved.sources, same))
-        return _Plan(stream, sample, {number: number}, messages)
+        return _Plan(stream, sample, {number: number}, ())
     # Behind all that was delivered: a sample has one stage, also those that a loop has read again.
     begin = max(sample, state.history.end_sample)
     own_sample = base + sample - stage.first_sample
     if own_sample and stage.context_length != mine.context_length:
-        own_sample = _rescaled(own, theirs, stage.context_length, own_sample, allow)
+        own_sample, message = _rescaled(own, theirs, stage.context_length, own_sample, allow)
+        messages += message
     stream, now_number = _with_source(saved, source, mine.context_length)
     index, previous = stage.index + 1, b""
     begun = saved.stages[: place + 1]
@@ -156,7 +155,7 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     )
     is_same = "fingerprint" not in {name for name, _, _ in differing}
     stream = stream.with_stages((*begun, new))
-    return _Plan(stream, begin, {number: now_number} if is_same else {}, messages)
+    return _Plan(stream, begin, {number: now_number} if is_same else {}, tuple(messages))
 
 
 def _with(sources: Sequence[Source], source: Source) -> tuple[Source, ...]:
@@ -210,6 +209,8 @@ def _differences(
         left_out.add("pieces")  # of other rows anyway
     if "order" in names:
         left_out.add("long_documents")
+        if not (theirs.order.USES_SEED and mine.order.USES_SEED):
+            left_out.add("seed")
     return [each for each in differing if each[0] not in left_out]
 
 
@@ -223,9 +224,10 @@ def _cure(name: str, before: object) -> str:
 
 def _rescaled(
     own: FeedStream, theirs: Source, length_before: int, sample: int, allow: Collection[str]
-) -> int:
-    """Return the own sample at which a source goes on at another context length: at the same
-    fraction of the same epoch, rounded down; `sequential` over one file at the same token.
+) -> tuple[int, Sequence[str]]:
+    """Return the own sample at which a source goes on at another context length, and what to log:
+    at the same fraction of the same epoch, rounded down; `sequential` over one file at the same
+    token.
 
     Another length cuts the corpus into other windows, and a shuffled order visits them in another
     permutation. After a fraction f of an epoch, a fraction f of the rest was already seen. Nothing
@@ -237,7 +239,7 @@ def _rescaled(
     definition = own.definition.stream
     mine, length_now = definition.sources[0], definition.context_length
     if not (theirs.order.HAS_EPOCHS and mine.order.HAS_EPOCHS):
-        return sample
+        return sample, ()
     described = own.datasets.await_described()[0]
     assert theirs.corpus is not None
     windows_before = 0
@@ -254,12 +256,8 @@ def _rescaled(
                 "of the saved length. Pass start_sample= instead of the state to choose where to "
                 f"begin, or {permission} to resume at sample {sample}",
             )
-        _LOG.warning(
-            "resumed at another context length, an unknown part of the epoch may repeat or be "
-            "skipped sample=%d",
-            sample,
-        )
-        return sample
+        unknown = "an unknown part of the epoch may repeat or be skipped"
+        return sample, [f"resumed at another context length source_sample={sample}: {unknown}"]
     epoch, seen = divmod(sample, windows_before)
     in_order = theirs.order is mine.order and not mine.order.USES_SEED
     at_token = in_order and file_count == 1
@@ -290,11 +288,10 @@ def _rescaled(
             f"instead of the state to begin with epoch {epoch + 1}, or {permission} to resume "
             "anyway",
         )
-    _LOG.warning(
-        "resumed at another context length saved=%d now=%d epoch=%d seen=%s sample=%d: %s",
-        *(length_before, length_now, epoch, percent, own_sample, problem),
-    )
-    return own_sample
+    return own_sample, [
+        f"resumed at another context length saved={length_before} now={length_now} epoch={epoch} "
+        f"seen={percent} source_sample={own_sample}: {problem}"
+    ]
 
 
 # --- a feed of a mixture ---
@@ -323,21 +320,61 @@ def _mixture(mine: Stream, state: State, allow: Collection[str]) -> _Plan:
         sample = max(sample, state.history.end_sample)  # as in `_dataset`
     elif saved.seed != mine.seed and not saved.is_plain:
         problem = f"the state was saved with {saved.seed}, but this mixture has {mine.seed}"
-        raise StreamMismatch("seed", f"{problem}; pass seed={saved.seed}")
+        cure = f"pass seed={saved.seed}; a mixture cannot change it, also not by allow"
+        raise StreamMismatch("seed", f"{problem}; {cure}")
     if saved.context_length != mine.context_length and not length_may_differ:
         problem = f"{saved.context_length}, but this mixture has {mine.context_length}"
-        cure = "a mixture cannot change it"
+        cure = "a mixture cannot change it, also not by allow"
         raise StreamMismatch("context_length", f"the state was saved with {problem}; {cure}")
     saved = renamed(saved, mine)
-    past = {number for each in saved.stages for number in _read(each, sample)}
+    # Behind all that was delivered: a sample has one stage, also one that a loop has read again.
+    begin = max(sample, state.history.end_sample)
+    past = {number for each in saved.stages for number in _read(each, begin)}
     sources = _sources_of(saved, mine, past, may_differ=is_other)
     number_by_name = {each.dataset: each.number for each in sources}
     numbers = {each.number: number_by_name[each.dataset] for each in mine.sources}
     stages = [_renumbered(stage, numbers) for stage in mine.stages]
     names = [each.dataset for each in sources]
-    found, messages = continued(saved, stages, sample, names, allow=goes_on)
+    if saved.context_length != mine.context_length:
+        _require_begun(saved, past, stages[-1], sources, mine.context_length)
+    found, messages = continued(saved, stages, begin, names, allow=goes_on)
     stream = Stream(mine.seed, sources, found, saved.redactions)
-    return _Plan(stream, sample, {number: number for number in saved.numbers}, messages)
+    return _Plan(stream, sample, _numbers_now(saved, sources), messages)
+
+
+def _numbers_now(saved: Stream, sources: Sequence[Source]) -> dict[int, int]:
+    """Return under which number each source of a state is read now, as of _Plan.  sources: of the
+    mixture; of several of one dataset the last one is read.
+    """
+    last = {each.dataset: each for each in sources}
+    numbers = {}
+    for before in saved.sources:
+        now = last[before.dataset]
+        if now.number == before.number or _corpus_of(now) == _corpus_of(before):
+            numbers[before.number] = now.number
+    return numbers
+
+
+def _corpus_of(source: Source) -> bytes | None:
+    return source.corpus.fingerprint if source.corpus else None
+
+
+def _require_begun(
+    saved: Stream, past: Collection[int], stage: Stage, sources: Sequence[Source], length: int
+) -> None:
+    """Raise StreamMismatch if a mixture goes on with a source that was read at another length: its
+    rows have other places there.
+    """
+    for number in past:
+        if stage.weights.get(number):
+            name = sources[number].dataset
+            raise StreamMismatch(
+                "context_length",
+                f"the state was saved with {saved.context_length}, but this mixture has {length}, "
+                f"and goes on with {name!r}. First load the state into a feed of dataset={name!r} "
+                f"and context_length={length} with allow=('context_length',), and save that; or "
+                "give the source another seed, so that it begins",
+            )
 
 
 def _read(stage: Stage, sample: int) -> Collection[int]:
@@ -379,7 +416,8 @@ def _require_same_source(theirs: Source, ours: Source, length: int) -> None:
         before, now = getattr(theirs, name), getattr(ours, name)
         if before != now:
             before, now = (getattr(each, "NAME", each) for each in (before, now))
-            cure = f"pass long={before!r} for this source" if name[0] == "l" else f"pass {before}"
+            argument = "long" if name == "long_documents" else name
+            cure = f"pass {argument}={before!r} for this source"
             raise source_differs(theirs, name, before, now, cure)
     if known.corpus is not None and ours.corpus is not None:
         require_same_corpus(theirs, ours.corpus, length)
@@ -404,13 +442,12 @@ def renamed(saved: Stream, mine: Stream) -> Stream:
 
 
 def _facts(source: Source) -> tuple[object, ...]:
-    fingerprint = source.corpus.fingerprint if source.corpus else None
-    return fingerprint, source.order.NAME, source.seed, source.long_documents
+    return _corpus_of(source), source.order.NAME, source.seed, source.long_documents
 
 
 def _renumbered(stage: Stage, numbers: Mapping[int, int]) -> Stage:
     shares = [share._replace(source=numbers[share.source]) for share in stage.shares]
-    return replace(stage, shares=tuple(sorted(shares)), previous=stage.previous)
+    return replace(stage, shares=tuple(sorted(shares)))
 
 
 def continued(
@@ -435,7 +472,10 @@ def continued(
     behind an appended stage.
     """
     stages = saved.stages
-    past = [stage for stage in stages if stage.first_sample < sample]
+    present = stages[saved.place_of(sample)]
+    # A change counts from its first row on; where a feed has resumed, that is decided already.
+    end = sample + 1 if present.origin & RESUMED else sample
+    past = [stage for stage in stages if stage.first_sample < end]
     ahead = stages[len(past) :]
     if stages[0].index:  # what was before is folded
         own = [stages[0], *(stage for stage in own if stage.asked > stages[0].first_sample)]
@@ -452,9 +492,9 @@ def continued(
         later = _later(own, begun[-1].first_sample)
         if _placed(begun, later) is not None:
             again = _with_changes(begun, later, stages[join + 1 :], sample, names)
-            if _has_past(again[0], past, sample):
+            if _has_past(again[0], past, end):
                 found, messages = again
-    if _has_past(found, past, sample):
+    if _has_past(found, past, end):
         return (*past, *found[len(past) :]), messages
     in_force = past[-1]
     if len(own) == 1 and in_force.weights == own[0].weights:
@@ -462,11 +502,14 @@ def continued(
         join_here = replace(in_force, origin=in_force.origin | RESUMED)
         return _with_changes([*past[:-1], join_here], [], ahead, sample, names)
     if not allow:
-        raise StreamMismatch(MIXTURE, _difference(past, found, sample, names))
+        raise StreamMismatch(MIXTURE, _difference(past, found, end, names))
     blocks = in_force.blocks_before(sample)
     begin = in_force.first_sample + blocks * in_force.block_size
     new = next_stage(in_force, sample, _in_force(own, begin), RESUMED)
     new = replace(new, context_length=own[-1].context_length)
+    if begin == in_force.first_sample:  # which has no row yet
+        new = replace(new, index=in_force.index, previous=in_force.previous)
+        past.pop()
     try:
         appended = scheduled([*past, new], _later(own, begin))
     except (InvalidRequest, SamplesExhausted) as error:
@@ -589,13 +632,14 @@ def _redactions(
     or the state has a list of a corpus that the feed does not have.
     """
     found, messages = plan.stream.redactions, list[str]()
+    begin = max(plan.sample, state.history.end_sample)
     allowed = REDACTIONS in allow
     still_read = state.stream.rest(state.sample)
     for each in still_read.redactions:
         now = plan.now_of.get(each.source)
         if now is not None and now != each.source:
-            begin = max(each.first_sample, plan.sample)
-            found, _ = with_redaction(found, Redaction(begin, now, each.list_hash))
+            at_sample = max(each.first_sample, begin)
+            found, _ = with_redaction(found, Redaction(at_sample, now, each.list_hash))
         elif now is None and not allowed:
             raise StreamMismatch(
                 REDACTIONS,
@@ -624,7 +668,7 @@ def _redactions(
             if not allowed:
                 raise StreamMismatch(REDACTIONS, f"{problem}; {cure}")
             messages.append(f"resumed with other redactions: {problem}")
-        at_sample = max(each.first_sample, plan.sample)
+        at_sample = max(each.first_sample, begin)
         found, _ = with_redaction(found, Redaction(at_sample, number, each.list_hash))
     return found, tuple(messages)
 
@@ -647,15 +691,16 @@ def _redaction_difference(
 # --- planes ---
 
 
-def _require_same_planes(
+def _other_planes(
     state: State, found: FeedStream, now_of: Mapping[int, int], allow: Collection[str]
-) -> None:
+) -> tuple[str, ...]:
     """Compare the planes that mask targets, of the sources that were read before the saved sample
-    and are still read.
+    and are still read. Return what to log: of planes that the feed does not want, or that the state
+    has not.
 
-    Raises: StreamMismatch, naming dataset and plane, if a plane is another one or gone. If the feed
-    does not want it, or if the state has none, this is logged.
+    Raises: StreamMismatch, naming dataset and plane, if a plane is another one or gone.
     """
+    messages = []
     own, still = found.planes(), set(found.rest.numbers)
     read = {number for stage in state.stream.stages for number in _read(stage, state.sample)}
     for number in sorted(read):
@@ -679,5 +724,7 @@ def _require_same_planes(
                     f"{now or 'none'}, so its targets differ. Pass a server with these files, or "
                     f"allow=({PLANES!r},) to go on with other targets",
                 )
-            message = "resumed with other targets plane=%r saved=%s now=%s%s"
-            _LOG.warning(message, name, before, now, of)
+            messages.append(
+                f"resumed with other targets plane={name!r} saved={before} now={now}{of}"
+            )
+    return tuple(messages)

@@ -158,10 +158,17 @@ def read_state(state: Any) -> State:
     if missing := [name for name in _KEYS if name not in state]:
         raise InvalidRequest("state", f"lacks {', '.join(missing)}")
     stream = read_stream("state.stream", state["stream"])
+    first = stream.stages[0]
     return State(
-        _number("state.sample", state["sample"], 0, SAMPLE_END + 1),
+        # What was before the first stage that is kept is unknown.
+        _number(
+            "state.sample",
+            state["sample"],
+            first.first_sample if first.index else 0,
+            SAMPLE_END + 1,
+        ),
         stream,
-        _read_history(state["history"], are_dropped=stream.stages[0].index > 0),
+        _read_history(state["history"], are_dropped=first.index > 0),
         _read_planes(state["planes"], len(stream.sources)),
     )
 
@@ -196,7 +203,9 @@ def read_stream(name: str, value: Any) -> Stream:
                 for n, each in enumerate(known)
             ),
             _each(f"{name}.redactions", redactions, _redaction),
-        ).known({})
+        )
+        _require_pieces(f"{name}.pieces", stream)
+        stream = stream.known({})
     except RequestError as error:
         if error.subject.startswith(name):
             raise
@@ -205,6 +214,15 @@ def read_stream(name: str, value: Any) -> Stream:
         problem = f"{digest} is not that of these values, {own}; they were changed or damaged"
         raise InvalidRequest(f"{name}.hash", problem)
     return stream
+
+
+def _require_pieces(name: str, stream: Stream) -> None:
+    for stage in stream.stages:
+        for number in stage.weights:
+            source, length = stream.sources[number], stage.context_length
+            if source.reads_documents and not (source.corpus and source.corpus.pieces_at(length)):
+                problem = f"of source {number} are missing at context_length {length}"
+                raise InvalidRequest(name, problem)
 
 
 def _each(name: str, values: Any, read: Callable[[str, int, Any], Item]) -> tuple[Item, ...]:

@@ -15,7 +15,7 @@ from .usable import corpora_of
 from .wanted_planes import known_fingerprints, plane_fingerprint
 
 
-class Asked(NamedTuple):
+class Call(NamedTuple):
     """One call.  request: of one stage.  expected: what a server compares.  planes: kinds that all
     rows of the stream have; those that the call does not request are empty in its rows.
     """
@@ -35,7 +35,7 @@ class Calls:
         self._request = replace(request, stream=known)
         self._datasets = dict(zip(stream.numbers, datasets, strict=True))
 
-    def part(self, first_row: int, end_row: int) -> Asked:
+    def part(self, first_row: int, end_row: int) -> Call:
         """Return the call for the rows [first_row, end_row), or for those of them in the stage of
         the first one and with the same redactions in force.
         """
@@ -49,7 +49,7 @@ class Calls:
             planes,
         )
         request = replace(part, planes=tuple(kind for kind, _ in planes))
-        return Asked(request, expected, self._request.planes)
+        return Call(request, expected, self._request.planes)
 
     def _plane(self, part: Request, kind: int) -> bytes:
         """Return the fingerprint of a plane of a stage; b"" if none of its sources has it."""

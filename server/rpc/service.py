@@ -54,7 +54,7 @@ _LOG = logging.getLogger("tokenfeed.server")
 _MIXTURES_KEPT = 64
 """Combinations of datasets that are kept ready."""
 
-Asked = TypeVar("Asked", pb.GetBatchRequest, pb.GetRowsRequest)
+Message = TypeVar("Message", pb.GetBatchRequest, pb.GetRowsRequest)
 
 
 class Checked(NamedTuple):
@@ -144,9 +144,9 @@ class TokenFeed:
 
     def _send_rows(
         self,
-        kind: Callable[[], Asked],
-        parse: Callable[[Asked], tuple[AnyRequest, Expected]],
-        hints_of: Callable[[Asked], Hints],
+        kind: Callable[[], Message],
+        parse: Callable[[Message], tuple[AnyRequest, Expected]],
+        hints_of: Callable[[Message], Hints],
         messages: Iterator[bytes],
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:

@@ -100,7 +100,9 @@ def stage_identity(seed: int, stage: Stage, sources: Mapping[int, Source]) -> by
             f"weight={weight}",
         ]
         if source.reads_documents:
-            lines.append(f"pieces={source.corpus.pieces_at(stage.context_length).hex()}")
+            pieces = source.corpus.pieces_at(stage.context_length)
+            assert pieces, "the pieces at this context length are unknown"
+            lines.append(f"pieces={pieces.hex()}")
     return _hash(*lines)
 
 

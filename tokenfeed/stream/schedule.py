@@ -28,7 +28,7 @@ def next_stage(last: Stage, asked: int, weights: Mapping[int, int], origin: int 
     """Return the stage with other weights that is asked for at a sample.
 
     last: the stage before it, whose whole blocks come first.  asked: above last.first_sample.
-    weights: as of `first_stage`; sources that are missing pause.  origin: who asked (stream.py).
+    weights: as of `first_stage`; sources that are missing pause.  origin: who asked (stage.py).
     Raises: InvalidRequest; SamplesExhausted if it would begin at or above sample 2^63.
     """
     blocks = last.blocks_before(asked)

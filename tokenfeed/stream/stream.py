@@ -41,8 +41,8 @@ class Stream:
     it has an identity.
     seed: permutes blocks of more than one sample, in [0, 2^64).  sources: by ascending number; at
     least those that the stages have.  stages: at least one, with ascending first samples and
-    indices; the first one may have an index above 0, if those before it are not needed any more.
-    redactions: ascending.
+    consecutive indices; the first one may have an index above 0, if those before it are not needed
+    any more.  redactions: ascending.
     Raises: InvalidRequest, naming the field and its limit.
     """
 
@@ -58,9 +58,12 @@ class Stream:
             raise InvalidRequest("stream", "has to have a source and a stage")
         _require_ascending("sources", [source.number for source in self.sources])
         for one, following in pairwise(self.stages):
-            if one.first_sample >= following.first_sample or one.index >= following.index:
+            if one.first_sample >= following.first_sample:
                 problem = f"first_sample {following.first_sample} is not above {one.first_sample}"
                 raise InvalidRequest("stages", f"{problem}, the one before it")
+            if one.index + 1 != following.index:
+                problem = f"index {following.index} does not follow {one.index}"
+                raise InvalidRequest("stages", problem)
         numbers = {source.number for source in self.sources}
         for stage in self.stages:
             for share in stage.shares:
@@ -183,6 +186,7 @@ class Stream:
         stages: list[Stage] = []
         for stage in self.stages:
             if not stage.previous:
+                assert stages or not stage.index, "the identity before the first stage is unknown"
                 before = _hash_of(self.seed, stages[-1], sources) if stages else FIRST_PREVIOUS
                 stage = replace(stage, previous=before)
             stages.append(stage)

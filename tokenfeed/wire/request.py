@@ -24,7 +24,7 @@ from ..v1 import tokenfeed_pb2 as pb
 CONTRACT_REVISION = 3
 """Revision of the contract in this code. Revisions 1 and 2 were not released."""
 CLIENT_NAME_MAX = 128
-ROWS_MAX = 1 << 16
+ROWS_MAX = 4096
 """Samples of a GetRows call."""
 _HINTS_BEGIN = 100
 _SOURCE_BYTES = 100
@@ -122,7 +122,7 @@ class Request:
 class SampleList:
     """The samples of a GetRows call, in place of a position: row r of the call is sample r of it.
 
-    values: int64[n], n in [1, 65536], each in [0, 2^63).
+    values: int64[n], n in [1, 4096], each in [0, 2^63).
     """
 
     def __init__(self, values: npt.NDArray[np.int64]) -> None:

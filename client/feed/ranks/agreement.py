@@ -79,8 +79,9 @@ class RankAgreement:
             raise StreamMismatch(
                 "mixture",
                 f"of rank {self._rank} is not that of rank {first_rank}: weights, stages, sources, "
-                "their orders, seeds, max_epochs, corpora, planes or redactions differ. Give all "
-                f"ranks the same mixture. {same_order}",
+                "their orders, seeds, max_epochs, corpora, planes or redactions differ, or the "
+                "sources were given in another order. Give all ranks the same mixture. "
+                f"{same_order}",
             )
         if name == "planes":
             raise StreamMismatch(
@@ -103,7 +104,7 @@ class RankAgreement:
         )
 
     def require_same_state(self, number: int, sample: int, identity: str) -> None:
-        """Compare a state of a mixture that this rank loads, like `require_same`.
+        """Compare a state that this rank loads, like `require_same`.
 
         number: of states that the feed has loaded.  sample: of the state.  identity: of the stream
         that goes on, as of `FeedStream.compared`.
@@ -115,8 +116,8 @@ class RankAgreement:
             raise StreamMismatch(
                 "state",
                 f"of rank {self._rank}, at sample {sample}, is not that of rank {first_rank}, at "
-                f"sample {its.partition(' ')[0]}, or their mixtures differ from there on. Load the "
-                "same state on all ranks, with the same allow",
+                f"sample {its.partition(' ')[0]}, or they go on with different streams. Load the "
+                "same state on all ranks, with the same arguments and the same allow",
             )
 
     def _first(self, key: str, own: str) -> tuple[str, str] | None:
@@ -215,11 +216,12 @@ def _compared(definition: Definition, stream: Stream, planes: str) -> dict[str, 
     datasets are not compared: they are no part of a stream.
     """
     if definition.is_mixture:
-        unnamed = replace(
-            stream, sources=tuple(replace(source, dataset="") for source in stream.sources)
-        )
-        values = (plain_stream(unnamed), planes, sorted(definition.max_epochs.items()))
-        return {"mixture": hashlib.sha256(repr(values).encode()).hexdigest()}
+        limits = [
+            (source.number, definition.max_epochs[source.dataset])
+            for source in stream.sources
+            if source.dataset in definition.max_epochs
+        ]
+        return {"mixture": compared(stream, planes, limits)}
     source, stage = stream.sources[-1], stream.stages[-1]
     assert source.corpus is not None
     return {
@@ -231,6 +233,16 @@ def _compared(definition: Definition, stream: Stream, planes: str) -> dict[str, 
         "document borders": source.corpus.pieces_at(stage.context_length).hex(),
         "planes": planes,
     }
+
+
+def compared(stream: Stream, *targets: object) -> str:
+    """Return a hash of what makes the rows of a stream: all but the names of its datasets.
+
+    stream: known.  targets: what else is compared; has the same repr in every process.
+    """
+    unnamed = tuple(replace(source, dataset="") for source in stream.sources)
+    values = (plain_stream(replace(stream, sources=unnamed)), *targets)
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 def rank_agreement(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -151,7 +152,10 @@ def state_of(feed: FeedStream) -> dict[str, Any]:
 
 def load(feed: FeedStream, state: dict[str, Any], *, allow: Collection[str] = ()) -> Resumed:
     """As `load_state_dict`."""
-    return resumed(feed, read_state(state), allow, None)
+    found = resumed(feed, read_state(state), allow, None)
+    for message in found.messages:
+        logging.getLogger("tokenfeed.client").warning("%s", message)
+    return found
 
 
 def deliver(feed: FeedStream, batches: int = 1) -> list[Row]:

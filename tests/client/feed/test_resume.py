@@ -186,7 +186,7 @@ def test_a_change_before_the_current_position_is_refused() -> None:
     feed = feed_with({"web": 7, "code": 3})
     deliver(feed, 45)
 
-    with pytest.raises(InvalidRequest, match="at_sample: 30 is before the current position, 45"):
+    with pytest.raises(InvalidRequest, match="at_sample: 30 is before 45, the first sample"):
         feed.reweighted({"web": 1}, 30, None)
 
 
@@ -586,7 +586,7 @@ def test_the_middle_of_a_shuffled_epoch_may_be_allowed_and_is_logged(
         )
 
     assert found == 2 * 16 + 6
-    assert "saved=2048 now=1024 epoch=2 seen=37.5 % sample=38: it is another" in caplog.text
+    assert "saved=2048 now=1024 epoch=2 seen=37.5 % source_sample=38: it is another" in caplog.text
     assert "37.5 % of the rest of that epoch was already seen" in caplog.text
 
 
@@ -603,8 +603,8 @@ def test_in_the_order_of_several_files_it_is_refused_too(
         assert at_length(2 * 17 + 3, 8, 4, allow=allowed, **options) == 2 * 37 + 6
         assert at_length(2 * 17, 8, 4, **options) == 2 * 37
 
-    assert "epoch=2 seen=17.65 % sample=80: each of the 3 files" in caplog.text
-    assert "epoch=2 seen=0 % sample=74: nothing repeats" in caplog.text
+    assert "epoch=2 seen=17.65 % source_sample=80: each of the 3 files" in caplog.text
+    assert "epoch=2 seen=0 % source_sample=74: nothing repeats" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -629,7 +629,7 @@ def test_how_far_an_epoch_of_another_corpus_was_is_not_guessed(
     assert "('context_length', 'fingerprint', 'mid_epoch')" in caught.value.problem
 
     assert at_length(19, 8, 4, now_files=(900,), allow=(*allow, "mid_epoch")) == 19
-    assert "an unknown part of the epoch may repeat or be skipped sample=19" in caplog.text
+    assert "source_sample=19: an unknown part of the epoch may repeat or be skipped" in caplog.text
 
 
 def test_a_place_that_would_reach_2_63_is_refused() -> None:
@@ -736,8 +736,9 @@ def test_no_redaction_begins_where_rows_were_delivered() -> None:
     feed.cursor.skip_to(10)
 
     with pytest.raises(InvalidRequest, match="at_sample: 10 is before 40"):
-        feed.redacted(ONE.hex(), None, None, None)
-    assert in_force(feed.redacted(ONE.hex(), 40, None, None)[0]) == [(40, ONE)]
+        feed.redacted(ONE.hex(), 10, None, None)
+    for at_sample in (40, None):
+        assert in_force(feed.redacted(ONE.hex(), at_sample, None, None)[0]) == [(40, ONE)]
 
 
 def test_a_list_that_no_server_has_is_refused() -> None:

@@ -376,7 +376,7 @@ def test_of_a_long_stream_the_newest_stages_are_kept_and_give_the_same_rows(
     if len(kept.stages) < len(stream.stages):
         more = stream.stages[-len(kept.stages) - 1 :]
         assert len(more) > STAGES_MAX or sum(len(stage.shares) for stage in more) > SHARES_MAX
-    assert read_state(state_of(kept)).stream == kept
+    assert read_state(state_of(kept, sample)).stream == kept
 
 
 def test_a_long_state_is_small_and_quick_to_read() -> None:

@@ -187,7 +187,7 @@ def test_a_list_that_no_server_has_changes_nothing(serve: Serve, corpus: Corpus)
     [
         (["ab" * 31, 50], 1, "list_hash: 'abab.*' is not 64 hexadecimal digits"),
         ([None, 50], 1, "list_hash: is missing"),
-        (["ab" * 32, 3], 1, "at_sample: 3 is before the current position, 4"),
+        (["ab" * 32, 3], 1, "at_sample: 3 is before 4, the first sample"),
         (["ab" * 32], 2, "at_sample: is required with several ranks"),
         (["ab" * 32, 2**63], 1, "at_sample: 9223372036854775808 is not in"),
         (["ab" * 32, 50, "code"], 1, "dataset: 'code' is not in this stream, only web"),

@@ -113,7 +113,7 @@ def test_a_feed_of_other_weights_appends_them_on_request(
 @pytest.mark.parametrize(
     ("weights", "at_sample", "world_size", "problem"),
     [
-        ({"web": 1}, 3, 1, "at_sample: 3 is before the current position, 4"),
+        ({"web": 1}, 3, 1, "at_sample: 3 is before 4, the first sample"),
         ({"web": 1}, None, 2, "at_sample: is required with several ranks"),
         ({"web": 0}, 100, 1, "weights: are all 0"),
         ({"web": -1}, 100, 1, "weights.web: -1 is negative"),
@@ -533,7 +533,7 @@ def test_an_earlier_sample_is_refused_whatever_was_in_force_there(
     with RemoteBatches(local(paths), B, T, mixture={"web": 7, "code": 3}) as feed:
         feed.change_mixture({"web": 1}, at_sample=100)
         feed.skip(150)
-        with pytest.raises(InvalidRequest, match="50 is before the current position, 150"):
+        with pytest.raises(InvalidRequest, match="50 is before 150, the first"):
             feed.change_mixture({"web": 7, "code": 3}, at_sample=50)
         assert feed.change_mixture({"web": 1}, at_sample=100) == 100
 

@@ -379,17 +379,6 @@ def test_a_feed_that_is_closed_while_it_waits_for_its_end_stops_at_once() -> Non
     assert list(feed) == []
 
 
-def test_a_state_of_a_dataset_is_refused_at_another_length(paths: dict[str, list[Path]]) -> None:
-    """Whatever is allowed: a mixture has no epoch that could be rescaled."""
-    with RemoteBatches(local(paths), B, T, dataset="web", order="shuffled") as feed:
-        next(feed)
-        state = feed.state_dict()
-    allow = ("order", "seed", "context_length", "fingerprint", "mid_epoch")
-    with RemoteBatches(local(paths), B, 2 * T, mixture=MIXTURE) as feed:
-        feed.load_state_dict(state, allow=allow)
-        assert feed.position.samples == B
-
-
 @pytest.mark.parametrize(
     ("other", "has_failed"),
     [

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.utils.data import DataLoader
 
-from client import InvalidRequest, RemoteBatches
+from client import InvalidRequest, RemoteBatches, StreamMismatch
 from client.transport.channel import describe
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.commands import run_ranks
@@ -129,6 +129,71 @@ def test_ranks_whose_servers_have_other_files_find_out_without_waiting_for_each_
     assert {first, second} == {"0", "1"}
     assert f"fingerprint: rank {second} reads corpus " in refused
     assert f", and rank {first} reads " in refused
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("seed", {"seed": 6}),
+        ("order", {"order": "random"}),
+        ("context_length", {"context_length": T + 1}),
+        ("mixture", {"dataset": None, "mixture": {"web": 1}}),
+    ],
+)
+def test_a_rank_of_another_stream_is_told_before_its_first_batch(
+    write_tokens: WriteTokens,
+    in_ranks: Callable[..., list[object]],
+    part: str,
+    other: dict[str, Any],
+) -> None:
+    """Whichever rank comes first: it is right, and those that differ from it are refused."""
+    target = local_pair(write_tokens)
+
+    def feed_of(rank: int) -> RemoteBatches:
+        given: dict[str, Any] = {"dataset": "web", "order": "shuffled", "seed": 5}
+        given |= {"context_length": T} | (other if rank == 2 else {})
+        return RemoteBatches(target, 5, rank=rank, world_size=3, **given)
+
+    found = in_ranks(lambda _, feed: next(feed), 3, feed_of)
+
+    told = {rank: each for rank, each in enumerate(found) if isinstance(each, StreamMismatch)}
+    assert [*told] in ([2], [0, 1])
+    assert len(told) + sum(isinstance(each, tuple) for each in found) == 3
+    for rank, error in told.items():
+        assert error.subject == part
+        assert re.search(rf"rank {rank} .* rank \d", error.problem)
+
+
+def test_ranks_whose_states_had_another_seed_before_are_told(
+    write_tokens: WriteTokens, in_ranks: Callable[..., list[object]]
+) -> None:
+    """They go on with the same rows, and would save different checkpoints."""
+    target, states = local_pair(write_tokens), []
+
+    def feed_of(rank: int, seed: int = 5, world_size: int = 2) -> RemoteBatches:
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        return RemoteBatches(target, 5, T, dataset="web", order="shuffled", seed=seed, **place)
+
+    for seed in (6, 7):
+        with feed_of(0, seed, 1) as feed, feed_of(0, 5, 1) as later:
+            next(feed)
+            later.load_state_dict(feed.state_dict(), allow=("seed",))
+            next(later)
+            states.append(later.state_dict())
+
+    found = in_ranks(lambda rank, feed: feed.load_state_dict(states[rank]), 2, feed_of)
+    same = in_ranks(lambda _, feed: feed.load_state_dict(states[1]), 2, feed_of)
+
+    (refused,) = [each for each in found if each is not None]
+    assert isinstance(refused, StreamMismatch)
+    assert re.match(r"state: of rank \d, at sample 10, is not that of rank \d, at", str(refused))
+    assert same == [None, None]
+
+
+def local_pair(write_tokens: WriteTokens) -> str:
+    """The target of two datasets without a server."""
+    web, code = (write_tokens(np.arange(1000) + 2000 * n, f"{n}.bin") for n in range(2))
+    return f"file:web={web},code={code}"
 
 
 @pytest.mark.slow
