@@ -65,8 +65,7 @@ def named_source(stream: Stream, number: int, context_length: int) -> dict[str, 
     assert source.corpus is not None
     found = {
         "dataset": source.dataset,
-        "order": source.order.NAME,
-        "seed": source.seed,
+        **source.facts,
         "fingerprint": source.corpus.fingerprint.hex(),
     }
     if source.reads_documents:

@@ -192,8 +192,7 @@ def _differences(
     assert theirs.corpus is not None
     assert mine.corpus is not None
     pairs: dict[str, tuple[object, object]] = {
-        "order": (theirs.order.NAME, mine.order.NAME),
-        "seed": (theirs.seed, mine.seed),
+        **{name: (before, mine.facts[name]) for name, before in theirs.facts.items()},
         "context_length": (their_length, my_length),
         "fingerprint": (theirs.corpus.fingerprint.hex(), mine.corpus.fingerprint.hex()),
         "long_documents": (theirs.long_documents, mine.long_documents),
@@ -412,10 +411,10 @@ def _sources_of(
 
 def _require_same_source(theirs: Source, ours: Source, length: int) -> None:
     known = theirs if ours.corpus is not None else replace(theirs, corpus=None)
-    for name in ("order", "seed", "long_documents"):
-        before, now = getattr(theirs, name), getattr(ours, name)
-        if before != now:
-            before, now = (getattr(each, "NAME", each) for each in (before, now))
+    of_theirs = theirs.facts | {"long_documents": theirs.long_documents}
+    of_ours = ours.facts | {"long_documents": ours.long_documents}
+    for name, before in of_theirs.items():
+        if before != (now := of_ours[name]):
             argument = "long" if name == "long_documents" else name
             cure = f"pass {argument}={before!r} for this source"
             raise source_differs(theirs, name, before, now, cure)
@@ -442,7 +441,7 @@ def renamed(saved: Stream, mine: Stream) -> Stream:
 
 
 def _facts(source: Source) -> tuple[object, ...]:
-    return _corpus_of(source), source.order.NAME, source.seed, source.long_documents
+    return _corpus_of(source), source.facts, source.long_documents
 
 
 def _renumbered(stage: Stage, numbers: Mapping[int, int]) -> Stage:

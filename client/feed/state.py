@@ -94,8 +94,7 @@ def plain_stream(stream: Stream) -> list[Any]:
         [
             [
                 source.dataset,
-                source.order.NAME,
-                source.seed,
+                *source.facts.values(),
                 source.long_documents,
                 source.corpus.fingerprint.hex() if source.corpus else "",
                 [[length, pieces.hex()] for length, pieces in _pieces(source)],

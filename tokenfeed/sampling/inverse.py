@@ -18,7 +18,7 @@ from ..stream.stage import Source, Stage
 from ..stream.stream import Stream
 from .mixture import samples_of
 from .orders.splitmix import Words
-from .plan import Shape, place_count
+from .plan import Shape, own_sample_of, place_count
 
 Numbers = npt.NDArray[np.int64]
 
@@ -90,10 +90,7 @@ class SampleRange:
         places: int64[n], each in [0, place_count).  epochs: int64[n], each in `epochs`.
         Raises: InvalidRequest if the order of the source has no epochs.
         """
-        indices = self.source.order.indices(places, epochs, self.source.seed, self.place_count)
-        # Below 2^64: the epoch begins below 2^63, and so is the index.
-        own = epochs.view(np.uint64) * np.uint64(self.place_count) + indices.view(np.uint64)
-        return self._within(own)
+        return self._within(own_sample_of(self.source, places, epochs, self.place_count))
 
     def of_own(self, own_samples: Numbers) -> FoundSamples:
         """Return the samples of samples of the source.  own_samples: int64[n]."""

@@ -20,6 +20,7 @@ from ..stream.stage import Source
 from ..stream.stream import Stream
 from .document_rows import DocumentRows, RowsKey
 from .mixture import locate
+from .orders.splitmix import Words
 from .spans import Pieces, Spans
 
 Numbers = npt.NDArray[np.int64]
@@ -155,7 +156,7 @@ def _plan_source(stream: Stream, shape: Shape, samples: Numbers) -> Spans:
     """Like `plan`, for one source.  samples: its own."""
     source = stream.source
     count = place_count(stream, source, shape)
-    return spans_at(stream, source, shape, source.order.places(samples, source.seed, count))
+    return spans_at(stream, source, shape, place_of(source, samples, count))
 
 
 def place_count(stream: Stream, source: Source, shape: Shape) -> int:
@@ -166,6 +167,21 @@ def place_count(stream: Stream, source: Source, shape: Shape) -> int:
     if source.reads_documents:
         return shape.document_rows(rows_key(stream, source)).row_count
     return row_count(source.order, shape, stream.context_length)
+
+
+def place_of(source: Source, own_samples: Numbers, place_count: int) -> Numbers:
+    """Return the place of each own sample of a source.  place_count: as of `place_count`."""
+    return source.order.places(own_samples, source.seed, place_count)
+
+
+def own_sample_of(source: Source, places: Numbers, epochs: Numbers, place_count: int) -> Words:
+    """Return the own sample of places in epochs: the inverse of `place_of`.
+
+    Raises: InvalidRequest if the order of the source has no epochs.
+    """
+    indices = source.order.indices(places, epochs, source.seed, place_count)
+    # Below 2^64: the epoch begins below 2^63, and so is the index.
+    return epochs.view(np.uint64) * np.uint64(place_count) + indices.view(np.uint64)
 
 
 def spans_at(stream: Stream, source: Source, shape: Shape, place: Numbers) -> Spans:
@@ -299,7 +315,7 @@ def _places_of_sources(
     if len(sources) <= _FEW_SOURCES:
         for index, source in enumerate(sources):
             at = np.flatnonzero(number == index)
-            place[at] = source.order.places(own_samples[at], source.seed, place_counts[index])
+            place[at] = place_of(source, own_samples[at], place_counts[index])
         return place
     seeds = [source.seed for source in sources]
     order_of = np.array([id(source.order) for source in sources])

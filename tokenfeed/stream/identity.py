@@ -94,8 +94,7 @@ def stage_identity(seed: int, stage: Stage, sources: Mapping[int, Source]) -> by
         lines += [
             f"source={number}",
             f"fingerprint={source.corpus.fingerprint.hex()}",
-            f"order={source.order.NAME}",
-            f"seed={source.seed}",
+            *(f"{name}={value}" for name, value in source.facts.items()),
             f"base={base}",
             f"weight={weight}",
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import InvalidRequest, SamplesExhausted, shortened
 from .order import Order
@@ -70,6 +70,13 @@ class Source:
         if not self.order.USES_SEED:
             object.__setattr__(self, "seed", 0)
         object.__setattr__(self, "long_documents", _long(self.order, self.long_documents))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What says at which place of its corpus each own sample is, by the names of the contract.
+        Identity, request, state, history and what compares sources have just these.
+        """
+        return {"order": self.order.NAME, "seed": self.seed}
 
     @property
     def reads_documents(self) -> bool:

@@ -302,8 +302,7 @@ def stream_message(stream: Stream, digests: tuple[bytes, ...] = ()) -> pb.Stream
             pb.Source(
                 number=source.number,
                 dataset=source.dataset,
-                order=source.order.NAME,
-                seed=source.seed,
+                **source.facts,
                 long_documents=_sent(source),
                 expected_digest=digest,
             )
@@ -421,7 +420,7 @@ def _require_in_force(stream: Stream, first_sample: int, planes: Sequence[int]) 
     begins += [("redactions.first_sample", each.first_sample) for each in stream.redactions[-1:]]
     for field, begin in begins:
         if begin > first_sample:
-            problem = f"{begin} is above {first_sample}, the sample of the first row"
+            problem = f"{begin} is above {first_sample}, the lowest sample of the request"
             raise InvalidRequest(field, problem)
     if stream.redactions and REDACTED not in planes:
         problem = f"are set, but plane {REDACTED}, which says where they are, is not requested"

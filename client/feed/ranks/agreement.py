@@ -226,8 +226,7 @@ def _compared(definition: Definition, stream: Stream, planes: str) -> dict[str, 
     assert source.corpus is not None
     return {
         "context_length": str(stage.context_length),
-        "order": source.order.NAME,
-        "seed": str(source.seed),
+        **{name: str(value) for name, value in source.facts.items()},
         "long": source.long_documents,
         "fingerprint": source.corpus.fingerprint.hex(),
         "document borders": source.corpus.pieces_at(stage.context_length).hex(),

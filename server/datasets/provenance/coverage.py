@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, LimitExceeded
-from tokenfeed.sampling.plan import PLAN_ROWS, place_count, rows_at_once, spans_at
+from tokenfeed.sampling.plan import (
+    PLAN_ROWS,
+    own_sample_of,
+    place_count,
+    place_of,
+    rows_at_once,
+    spans_at,
+)
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.v1 import provenance_pb2 as pb
@@ -212,14 +219,12 @@ class _Walk:
         return found
 
     def _places_of(self, samples: Numbers) -> Numbers:
-        return self._source.order.places(samples, self._source.seed, self._place_count)
+        return place_of(self._source, samples, self._place_count)
 
     def _samples_of(self, places: Numbers) -> Numbers:
         epochs = np.full_like(places, self._epoch)
-        indices = self._source.order.indices(places, epochs, self._source.seed, self._place_count)
         # At or above 2^63, in the last epoch, this is negative, and no sample.
-        found: Numbers = indices + np.int64(self._epoch * self._place_count)
-        return found
+        return own_sample_of(self._source, places, epochs, self._place_count).view(np.int64)
 
     def _of_files(self, first: int) -> _Page:
         """Walk windows that samples have all: file by file."""

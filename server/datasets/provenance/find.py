@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, NotFound, listed, shortened
 from tokenfeed.sampling.inverse import FoundSamples, SampleRange
-from tokenfeed.sampling.plan import PLAN_ROWS, Shape, rows_at_once, rows_key, spans_at
+from tokenfeed.sampling.plan import PLAN_ROWS, Shape, place_of, rows_at_once, rows_key, spans_at
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ...storage.rows import RowIndex
@@ -226,7 +226,7 @@ class _Search:
         for begin in range(first, end, PLAN_ROWS):
             size = min(PLAN_ROWS, end - begin)
             own = first_own + begin + np.arange(size)
-            place = source.order.places(own, source.seed, count)
+            place = place_of(source, own, count)
             at = np.flatnonzero(self._places.have(place))
             owns.append(own[at])
             places.append(place[at])
