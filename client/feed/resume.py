@@ -313,7 +313,7 @@ def _mixture(mine: Stream, state: State, allow: Collection[str]) -> _Plan:
     if saved.is_plain and len(saved.sources) == 1 and not mine.stages[0].is_plain:
         if not (goes_on or {"order", "fingerprint"} <= set(allow)):
             problem = "the state is of one dataset; pass dataset= in place of mixture="
-            cure = "allow=('order', 'seed', 'fingerprint') to begin the mixture at its sample"
+            cure = "allow=('mixture',) to begin the mixture at its sample"
             raise StreamMismatch(MIXTURE, f"{problem}, or {cure}")
         goes_on, is_other, length_may_differ = True, True, "context_length" in allow
         sample = max(sample, state.history.end_sample)  # as in `_dataset`

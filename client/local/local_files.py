@@ -1,4 +1,4 @@
-"""One dataset in files of this machine, read in the trainer's process: a StreamedDataset."""
+"""One dataset in files of this machine, read in the trainer's process: `Datasets` of a feed."""
 
 from __future__ import annotations
 
