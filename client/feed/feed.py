@@ -357,7 +357,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         user passed it; required with several ranks.
         Raises: InvalidRequest; what change raises; like RankAgreement.await_all_ranks.
         """
-        agreement, before = self._agreement, self._stream
+        agreement, before, position = self._agreement, self._stream, self._cursor.sample
         try:
             if at_sample is None and self._request.position.world_size > 1:
                 raise InvalidRequest("at_sample", "is required with several ranks")
@@ -368,6 +368,10 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
                 agreement.refuse(str(error) or repr(error))
             raise
         if agreement is None:
+            if position <= begin < self._cursor.sample:
+                changed.close_unless(before)
+                problem = f"{begin} was passed by another thread; pass a sample further ahead"
+                raise InvalidRequest("at_sample", problem)
             self._install(changed)
             return changed, begin
         try:

@@ -80,7 +80,7 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     found = own.with_stream(stream, owner=owner, at=(plan.sample, state.history))
     try:
         found.known()
-        messages += _other_planes(state, found, plan.now_of, allow)
+        messages += _other_planes(state, found, allow)
     except BaseException:
         found.close_unless(own)
         raise
@@ -118,17 +118,7 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     ((number, _, base),) = stage.active
     theirs = saved.sources[number]
     differing = _differences(theirs, stage.context_length, source, mine.context_length)
-    for name, before, now in differing:
-        if name not in allow:
-            raise StreamMismatch(
-                name,
-                f"the state was saved with {before}, but this stream has {now}, so its samples "
-                f"differ. {_cure(name, before)}, or allow=({name!r},) to go on with other samples",
-            )
-    messages = [
-        f"resumed on another stream part={name} saved={before} now={now}"
-        for name, before, now in differing
-    ]
+    messages = list(_allowed(differing, allow))
     if not differing:
         same = replace(theirs, dataset=source.dataset)
         stream = replace(saved, sources=_with(saved.sources, same))
@@ -204,13 +194,32 @@ def _differences(
     differing = [(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
     names = {name for name, _, _ in differing}
     left_out = set()
-    if names - {"pieces"}:
+    if not all(pairs["pieces"]) or names & {"context_length", "fingerprint", "long_documents"}:
         left_out.add("pieces")  # of other rows anyway
     if "order" in names:
         left_out.add("long_documents")
         if not (theirs.order.USES_SEED and mine.order.USES_SEED):
             left_out.add("seed")
     return [each for each in differing if each[0] not in left_out]
+
+
+def _allowed(
+    differing: Sequence[tuple[str, object, object]], allow: Collection[str]
+) -> tuple[str, ...]:
+    """Return what to log of parts that differ, as `_differences` returns them.  Raises:
+    StreamMismatch, naming the first one that is not allowed.
+    """
+    for name, before, now in differing:
+        if name not in allow:
+            raise StreamMismatch(
+                name,
+                f"the state was saved with {before}, but this stream has {now}, so its samples "
+                f"differ. {_cure(name, before)}, or allow=({name!r},) to go on with other samples",
+            )
+    return tuple(
+        f"resumed on another stream part={name} saved={before} now={now}"
+        for name, before, now in differing
+    )
 
 
 def _cure(name: str, before: object) -> str:
@@ -242,8 +251,13 @@ def _rescaled(
     described = own.datasets.await_described()[0]
     assert theirs.corpus is not None
     windows_before = 0
-    if described.fingerprint == theirs.corpus.fingerprint:
-        windows_before = own.datasets.rows_of(mine.order.NAME, length_before)
+    # A server knows the rows of all orders of windows, and of documents those of the feed's own.
+    is_counted = not theirs.reads_documents or (theirs.order, theirs.long_documents) == (
+        mine.order,
+        mine.long_documents,
+    )
+    if is_counted and described.fingerprint == theirs.corpus.fingerprint:
+        windows_before = own.datasets.rows_of(theirs.order.NAME, length_before)
     windows_now, file_count = own.require_windows(), described.file_count
     permission = f"allow={(*sorted(allow), MID_EPOCH)!r}"
     if not windows_before:
@@ -251,9 +265,9 @@ def _rescaled(
             raise StreamMismatch(
                 "context_length",
                 f"the state was saved with {length_before}, but this stream has {length_now}. The "
-                "seen part of the epoch is unknown: this corpus is another one, or has no window "
-                "of the saved length. Pass start_sample= instead of the state to choose where to "
-                f"begin, or {permission} to resume at sample {sample}",
+                "seen part of the epoch is unknown: this corpus is another one, has no window of "
+                "the saved length, or has other rows of documents. Pass start_sample= instead of "
+                f"the state to choose where to begin, or {permission} to resume at sample {sample}",
             )
         unknown = "an unknown part of the epoch may repeat or be skipped"
         return sample, [f"resumed at another context length source_sample={sample}: {unknown}"]
@@ -308,37 +322,78 @@ def resumed_mixture(definition: Stream, state: State, allow: Collection[str]) ->
 
 def _mixture(mine: Stream, state: State, allow: Collection[str]) -> _Plan:
     """Return the mixture that continues a state; as `_dataset`."""
-    saved, sample = state.stream, state.sample
-    goes_on, is_other, length_may_differ = MIXTURE in allow, False, False
-    if saved.is_plain and len(saved.sources) == 1 and not mine.stages[0].is_plain:
-        if not (goes_on or {"order", "fingerprint"} <= set(allow)):
-            problem = "the state is of one dataset; pass dataset= in place of mixture="
-            cure = "allow=('mixture',) to begin the mixture at its sample"
-            raise StreamMismatch(MIXTURE, f"{problem}, or {cure}")
-        goes_on, is_other, length_may_differ = True, True, "context_length" in allow
-        sample = max(sample, state.history.end_sample)  # as in `_dataset`
-    elif saved.seed != mine.seed and not saved.is_plain:
-        problem = f"the state was saved with {saved.seed}, but this mixture has {mine.seed}"
-        cure = f"pass seed={saved.seed}; a mixture cannot change it, also not by allow"
-        raise StreamMismatch("seed", f"{problem}; {cure}")
-    if saved.context_length != mine.context_length and not length_may_differ:
-        problem = f"{saved.context_length}, but this mixture has {mine.context_length}"
-        cure = "a mixture cannot change it, also not by allow"
-        raise StreamMismatch("context_length", f"the state was saved with {problem}; {cure}")
-    saved = renamed(saved, mine)
+    saved = renamed(state.stream, mine)
+    rest = saved.rest(state.sample)
+    is_one = rest.is_plain and len(rest.sources) == 1
+    goes_on = MIXTURE in allow or {"order", "fingerprint"} <= set(allow)
+    if not (is_one and saved.is_plain and not mine.stages[0].is_plain):
+        try:
+            _require_same_mixture(mine, saved)
+            return _continued(mine, saved, state, allow=MIXTURE in allow and not is_one)
+        except StreamMismatch:
+            if not (is_one and goes_on):
+                raise
+    elif not goes_on:
+        problem = "the state is of one dataset; pass dataset= in place of mixture="
+        cure = "allow=('mixture',) to begin the mixture at its sample"
+        raise StreamMismatch(MIXTURE, f"{problem}, or {cure}")
+    return _begun_behind(mine, saved, rest, state, allow)
+
+
+def _require_same_mixture(mine: Stream, saved: Stream) -> None:
+    """Raise StreamMismatch if a mixture has another context length or seed than a state."""
+    values = [("context_length", saved.context_length, mine.context_length)]
+    if not saved.is_plain:
+        values.append(("seed", saved.seed, mine.seed))
+    for name, before, now in values:
+        if before != now:
+            problem = f"the state was saved with {before}, but this mixture has {now}"
+            cure = f"pass {name}={before}; a mixture cannot change it, also not by allow"
+            raise StreamMismatch(name, f"{problem}; {cure}")
+
+
+def _begun_behind(
+    mine: Stream, saved: Stream, rest: Stream, state: State, allow: Collection[str]
+) -> _Plan:
+    """Return the mixture that begins where a run over one dataset was saved.
+
+    rest: of the saved stream, one source.  The others, and Raises: as for `_mixture`.
+    """
+    (theirs,), length = rest.sources, rest.context_length
+    ours = next((each for each in mine.sources if each.dataset == theirs.dataset), None)
+    messages: tuple[str, ...] = ()
+    if ours is not None and ours.corpus is not None:
+        differing = _differences(theirs, length, ours, mine.context_length)
+        messages = _allowed(differing, allow)
+    elif length != mine.context_length:
+        messages = _allowed([("context_length", length, mine.context_length)], allow)
+    # Behind all that was delivered, as in `_dataset`.
+    begin = max(state.sample, state.history.end_sample)
+    found = _continued(mine, saved, state._replace(sample=begin), allow=True, may_differ=True)
+    return found._replace(messages=messages + found.messages)
+
+
+def _continued(
+    mine: Stream, saved: Stream, state: State, *, allow: bool, may_differ: bool = False
+) -> _Plan:
+    """Return the mixture whose stages `continued` gives.
+
+    saved: the stream of the state, with the names of this mixture.  may_differ: whether sources
+    that were read may have other facts now; then both are sources.
+    """
     # Behind all that was delivered: a sample has one stage, also one that a loop has read again.
-    begin = max(sample, state.history.end_sample)
+    begin = max(state.sample, state.history.end_sample)
     past = {number for each in saved.stages for number in _read(each, begin)}
-    sources = _sources_of(saved, mine, past, may_differ=is_other)
+    sources = _sources_of(saved, mine, past, may_differ=may_differ)
     number_by_name = {each.dataset: each.number for each in sources}
     numbers = {each.number: number_by_name[each.dataset] for each in mine.sources}
     stages = [_renumbered(stage, numbers) for stage in mine.stages]
     names = [each.dataset for each in sources]
     if saved.context_length != mine.context_length:
         _require_begun(saved, past, stages[-1], sources, mine.context_length)
-    found, messages = continued(saved, stages, begin, names, allow=goes_on)
+    found, messages = continued(saved, stages, begin, names, allow=allow)
     stream = Stream(mine.seed, sources, found, saved.redactions)
-    return _Plan(stream, sample, _numbers_now(saved, sources), messages)
+    return _Plan(stream, state.sample, _numbers_now(saved, sources), messages)
 
 
 def _numbers_now(saved: Stream, sources: Sequence[Source]) -> dict[int, int]:
@@ -476,8 +531,11 @@ def continued(
     end = sample + 1 if present.origin & RESUMED else sample
     past = [stage for stage in stages if stage.first_sample < end]
     ahead = stages[len(past) :]
-    if stages[0].index:  # what was before is folded
-        own = [stages[0], *(stage for stage in own if stage.asked > stages[0].first_sample)]
+    first = stages[0]
+    defined = first.weights if first.origin != CHANGED else dict(first.defined)
+    if first.index:  # what was before is folded
+        if defined == _in_force(own, first.first_sample):
+            own = [first, *(stage for stage in own if stage.asked > first.first_sample)]
     # Where this definition has continued another one.
     joins = [
         n
@@ -500,6 +558,11 @@ def continued(
         # Marked, so that later states are known too.
         join_here = replace(in_force, origin=in_force.origin | RESUMED)
         return _with_changes([*past[:-1], join_here], [], ahead, sample, names)
+    if not allow and first.index and own[0] is not first:
+        before, now = _shown(defined, names), _shown(_in_force(own, first.first_sample), names)
+        problem = f"the state was saved with the weights {before}, but this mixture has {now}"
+        cure = 'allow=("mixture",) continues with the weights of this mixture'
+        raise StreamMismatch(MIXTURE, f"{problem}; {cure}")
     if not allow:
         raise StreamMismatch(MIXTURE, _difference(past, found, end, names))
     blocks = in_force.blocks_before(sample)
@@ -632,21 +695,26 @@ def _redactions(
     """
     found, messages = plan.stream.redactions, list[str]()
     begin = max(plan.sample, state.history.end_sample)
-    allowed = REDACTIONS in allow
     still_read = state.stream.rest(state.sample)
+    # A list stays in force for its corpus, whatever else a source of it is read by from now on.
+    for source in plan.stream.rest(plan.sample).sources:
+        if source.number in still_read.numbers:
+            continue
+        for each in plan.stream.redactions:
+            if _corpus_of(plan.stream.sources[each.source]) == _corpus_of(source):
+                at_sample = max(each.first_sample, begin)
+                found, _ = with_redaction(
+                    found, Redaction(at_sample, source.number, each.list_hash)
+                )
     for each in still_read.redactions:
-        now = plan.now_of.get(each.source)
-        if now is not None and now != each.source:
-            at_sample = max(each.first_sample, begin)
-            found, _ = with_redaction(found, Redaction(at_sample, now, each.list_hash))
-        elif now is None and not allowed:
-            raise StreamMismatch(
-                REDACTIONS,
-                f"the state has list {each.list_hash.hex()} of another corpus, so this stream "
-                "would have its tokens again. Redact the corpus of this stream too, pass the list "
-                'of that by feed.redact, and add "redactions" to allow',
-            )
-        elif now is None:
+        if each.source not in plan.now_of:
+            if REDACTIONS not in allow:
+                raise StreamMismatch(
+                    REDACTIONS,
+                    f"the state has list {each.list_hash.hex()} of another corpus, so this stream "
+                    "would have its tokens again. Redact the corpus of this stream too, pass the "
+                    'list of that by feed.redact, and add "redactions" to allow',
+                )
             dropped = f"redactions of another corpus are dropped list={each.list_hash.hex()}"
             messages.append(dropped)
     # Of several sources of one dataset the last one is read from now on.
@@ -664,7 +732,7 @@ def _redactions(
         )
         if each.first_sample < state.sample and before != each.first_sample:
             problem, cure = _redaction_difference(each, dataset, before, state.sample)
-            if not allowed:
+            if REDACTIONS not in allow:
                 raise StreamMismatch(REDACTIONS, f"{problem}; {cure}")
             messages.append(f"resumed with other redactions: {problem}")
         at_sample = max(each.first_sample, begin)
@@ -690,22 +758,23 @@ def _redaction_difference(
 # --- planes ---
 
 
-def _other_planes(
-    state: State, found: FeedStream, now_of: Mapping[int, int], allow: Collection[str]
-) -> tuple[str, ...]:
-    """Compare the planes that mask targets, of the sources that were read before the saved sample
-    and are still read. Return what to log: of planes that the feed does not want, or that the state
-    has not.
+def _other_planes(state: State, found: FeedStream, allow: Collection[str]) -> tuple[str, ...]:
+    """Compare the planes that mask targets, of the corpora that were read before the saved sample
+    and are read from there on. Return what to log: of planes that the feed does not want, or that
+    the state has not.
 
     Raises: StreamMismatch, naming dataset and plane, if a plane is another one or gone.
     """
     messages = []
-    own, still = found.planes(), set(found.rest.numbers)
+    own, known = found.planes(), found.known()
     read = {number for stage in state.stream.stages for number in _read(stage, state.sample)}
-    for number in sorted(read):
-        now_number = now_of.get(number)
-        if now_number not in still:
+    masked = {number for number, _ in state.planes}
+    for now_number in found.rest.numbers:
+        corpus = _corpus_of(known.sources[now_number])
+        same = [number for number in read if _corpus_of(state.stream.sources[number]) == corpus]
+        if not same:
             continue
+        number = max(same, key=lambda each: (each == now_number, each in masked, each))
         dataset = state.stream.sources[number].dataset
         of = f" of dataset {dataset!r}" if found.definition.is_mixture else ""
         for kind in sorted(

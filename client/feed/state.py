@@ -11,6 +11,7 @@ import hashlib
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -79,7 +80,13 @@ def folded(stream: Stream, sample: int) -> Stream:
         if place < present and (kept >= STAGES_MAX or shares > SHARES_MAX):
             break
         kept += 1
-    return stream if kept == len(stream.stages) else stream.with_stages(stream.stages[-kept:])
+    dropped, stages = stream.stages[:-kept], stream.stages[-kept:]
+    if not dropped:
+        return stream
+    # A feed that loads it compares its definition, which no change shows.
+    asked = [tuple(stage.weights.items()) for stage in dropped if stage.origin != CHANGED]
+    first = replace(stages[0], defined=asked[-1] if asked else dropped[0].defined)
+    return stream.with_stages((first, *stages[1:]))
 
 
 def plain_stream(stream: Stream) -> list[Any]:
@@ -114,6 +121,7 @@ def plain_stream(stream: Stream) -> list[Any]:
             for stage in stream.stages
         ],
         [[each.first_sample, each.source, each.list_hash.hex()] for each in stream.redactions],
+        [list(weight) for weight in first.defined],
     ]
     return [*values, hashlib.sha256(json.dumps(values).encode()).hexdigest()]
 
@@ -177,9 +185,9 @@ def read_stream(name: str, value: Any) -> Stream:
 
     Raises: InvalidRequest, naming the damaged place.
     """
-    if len(_list(name, value)) < 7:
-        raise InvalidRequest(name, f"has {len(value)} values, not 7")
-    seed, sources, index, previous, stages, redactions, digest = value[:7]
+    if len(_list(name, value)) < 8:
+        raise InvalidRequest(name, f"has {len(value)} values, not 8")
+    seed, sources, index, previous, stages, redactions, defined, digest = value[:8]
     first_index = _number(f"{name}.stage", index, 0, STAGE_END)
     try:
         known = [
@@ -198,6 +206,7 @@ def read_stream(name: str, value: Any) -> Stream:
                     _hash(f"{name}.previous", previous) if n == 0 else b"",
                     each.asked,
                     each.origin,
+                    _each(f"{name}.defined", defined, _weight) if n == 0 else (),
                 )
                 for n, each in enumerate(known)
             ),
@@ -209,7 +218,7 @@ def read_stream(name: str, value: Any) -> Stream:
         if error.subject.startswith(name):
             raise
         raise InvalidRequest(f"{name}.{error.subject}", error.problem) from None
-    if _hash(f"{name}.hash", digest).hex() != (own := plain_stream(stream)[6]):
+    if _hash(f"{name}.hash", digest).hex() != (own := plain_stream(stream)[7]):
         problem = f"{digest} is not that of these values, {own}; they were changed or damaged"
         raise InvalidRequest(f"{name}.hash", problem)
     return stream
@@ -259,6 +268,14 @@ def _stage(name: str, index: int, values: Any) -> Stage:
         _each(f"{name}.shares", shares, _share),
         asked=_number(f"{name}.asked", asked, 0, SAMPLE_END),
         origin=_number(f"{name}.origin", origin, 0, (CHANGED | RESUMED) + 1),
+    )
+
+
+def _weight(name: str, _: int, values: Any) -> tuple[int, int]:
+    source, weight = _values(name, values, 2)
+    return (
+        _number(f"{name}.source", source, 0, SOURCES_END),
+        _number(f"{name}.weight", weight, 1, BLOCK_MAX + 1),
     )
 
 

@@ -118,7 +118,8 @@ class Stage:
     index: in [0, 2^32).  first_sample: where it begins, in [0, 2^63).  context_length: T, at least
     1; a row has T + 1 tokens.  shares: by ascending number of the source.  previous: the identity
     of the stage before it, 32 bytes; b"" while that is not known.  asked, origin: at which sample
-    it was asked for, and by whom; no row depends on them.
+    it was asked for, and by whom.  defined: of the first stage that is kept, the weights that the
+    definition of the feed had before it, by number of the source. No row depends on these three.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 
@@ -129,6 +130,7 @@ class Stage:
     previous: bytes = b""
     asked: int = field(default=0, compare=False)
     origin: int = field(default=DEFINED, compare=False)
+    defined: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Check every range."""

@@ -190,6 +190,26 @@ def test_a_change_before_the_current_position_is_refused() -> None:
         feed.reweighted({"web": 1}, 30, None)
 
 
+def test_of_a_folded_state_the_definition_is_compared_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its stages are gone, and what is kept are changes, which any definition could have."""
+    monkeypatch.setattr("client.feed.state.STAGES_MAX", 5)
+    feed = feed_with({"web": 7, "code": 3})
+    for n in range(20):
+        feed = changed(feed, {"math": 1 + n % 2, "web": 1}, feed.cursor.sample)
+        deliver(feed, 2)
+    state = state_of(feed)
+    assert state["stream"][2] > 0
+
+    assert load(feed_with({"web": 7, "code": 3}), state).stream.known() == feed.known()
+    other = feed_with({"news": 3})
+    with pytest.raises(StreamMismatch, match=r"with the weights web 7, code 3, but .* has news 3"):
+        load(other, state)
+    found = load(other, state, allow=("mixture",)).stream
+    assert {row.fingerprint for row in deliver(found, 10)[8:]} == {CORPORA["news"].fingerprint}
+
+
 def test_changes_that_are_dropped_are_named() -> None:
     """By a definition that is appended, or leaves them no block."""
     feed = feed_with({"web": 7, "code": 3})

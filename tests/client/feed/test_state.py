@@ -235,7 +235,7 @@ S = "stream"
         (damaged(-1, "sample"), r"sample: -1 is not in \[0, "),
         (damaged(2**63 + 1, "sample"), r"sample: \d+ is not in"),
         (damaged("x", S), "stream: is str, not a list"),
-        (damaged([], S), "stream: has 0 values, not 7"),
+        (damaged([], S), "stream: has 0 values, not 8"),
         (damaged(2**64, S, 0), "stream.seed: 18446744073709551616 is not in"),
         (damaged(5, S, 1), "stream.sources: is int, not a list"),
         (damaged([], S, 1), "stream.stream: has to have a source and a stage"),
@@ -273,7 +273,8 @@ S = "stream"
         (damaged(3, S, 5, 0, 1), "stream.redactions.source: 3 is not the number of a source"),
         (damaged("cd", S, 5, 0, 2), r"stream.redactions\[0\].list: 'cd' is not 64"),
         (damaged(31, S, 5, 0, 0), "stream.redactions: list 08.* they must ascend, each once"),
-        (damaged("ab" * 32, S, 6), "stream.hash: (ab){32} is not that of these values, "),
+        (damaged([[1, 0]], S, 6), r"stream.defined\[0\].weight: 0 is not in"),
+        (damaged("ab" * 32, S, 7), "stream.hash: (ab){32} is not that of these values, "),
         (damaged(6, S, 0), "stream.hash: .* is not that of these values, .* or damaged"),
     ],
 )
