@@ -63,7 +63,10 @@ def with_weights(
 
 
 def require_ahead(at_sample: int, ahead: int) -> None:
-    """Raise InvalidRequest if a change was asked for at a sample that may not change any more."""
+    """Raise InvalidRequest if a change comes too late.
+
+    at_sample: at which it was asked for.  ahead: the first sample that may still change.
+    """
     if at_sample < ahead:
         problem = f"{at_sample} is before {ahead}, the first sample that may change"
         raise InvalidRequest("at_sample", problem)

@@ -301,13 +301,15 @@ class FeedStream:
     def with_stream(
         self, stream: Stream, *, owner: object, at: tuple[int, History] | None = None
     ) -> FeedStream:
-        """Return what reads another stream. Other sources need other datasets, which are described
-        then.
+        """Return what reads another stream; itself if nothing differs. Other sources need other
+        datasets, and this waits until they are described. With the same sources both have the same
+        datasets: `close_unless` ends the one that is not used.
 
-        at: another position, and the history before it; None keeps this one.  owner: new datasets
-        are closed with it.
-        Raises: InvalidRequest; StreamMismatch if no server has a list of redactions; TokenfeedError
-        if new sources cannot be read.
+        stream: known, but for new sources and stages.  owner: new datasets are closed with it.  at:
+        another position, and the history before it; None keeps this one.
+        Raises: InvalidRequest, also for a closed feed; StreamMismatch if a corpus, its pieces or
+        its planes are others than before, or no server has a list of redactions; TokenfeedError if
+        new sources cannot be read.
         """
         if stream == self.stream and at is None:
             return self
@@ -372,7 +374,8 @@ def asked_stream(
     open_datasets: Callable[..., Datasets],
 ) -> tuple[FeedStream, WantedPlanes, RankAgreement | None]:
     """Return what a feed was asked to read; does no I/O. Also the planes that it wants, and what
-    compares it with other ranks, if there are some.
+    compares it with other ranks, if there are some. Call it once for each feed, in the order of
+    creation: ranks are compared by that number.
 
     options: all of them, checked.  open_datasets: opens a target (local/choice.py).  The other
     arguments, and Raises: as for RemoteBatches.

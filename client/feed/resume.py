@@ -57,7 +57,8 @@ class Resumed(NamedTuple):
 
 
 def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object) -> Resumed:
-    """Return what a feed goes on with that loads a state. The feed does not change.
+    """Return the stream with which a feed goes on after it loads a state. The feed itself is not
+    changed.
 
     own: what it reads.  allow: as a user passed it.  owner: new datasets are closed with it.
     Raises: as for `Feed.load_state_dict`.

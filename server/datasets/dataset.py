@@ -12,7 +12,7 @@ from typing import Protocol
 from tokenfeed.errors import CorpusChanged, InvalidRequest, Unreadable
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
-from tokenfeed.sampling.plan import of_rows, row_count, rows_key
+from tokenfeed.sampling.plan import refusal_of_rows, row_count, rows_key
 from tokenfeed.stream.stage import Corpus, Source
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -170,7 +170,7 @@ class Dataset:
         if self.rows is None:
             problem = f"{key.order} needs to know where documents begin"
             if self.store.shape.row_tokens is not None:
-                problem = of_rows(key.order)
+                problem = refusal_of_rows(key.order)
             raise InvalidRequest("order", problem)
         return self.rows
 

@@ -163,7 +163,10 @@ def dataset_of(
         store.allow_erasure(lists.is_erasure)
     store.narrow(found.token_max)
     rows = store.shape.row_tokens
-    if split is not None and identity.of_rows(split.fingerprint, rows) != found.fingerprint:
+    if (
+        split is not None
+        and identity.fingerprint_of_rows(split.fingerprint, rows) != found.fingerprint
+    ):
         problem = "does not match its manifest: a shard was modified or replaced; restore it"
         raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
     digest = found.digest or (b"" if split is None else split.digest)

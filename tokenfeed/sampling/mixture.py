@@ -55,7 +55,8 @@ def samples_of(stage: Stage, seed: int, source: int, own_samples: Numbers) -> Wo
 
     seed: of the stream.  source: index into stage.shares, of one that is not paused.
     own_samples: int64[n], in the source's own order, each at least its base.
-    Returns: uint64[n]; those of the block in which a stage reaches 2^63 may be above that.
+    Returns: uint64[n]; those of the block in which a stage reaches 2^63 may be above that, and
+    where the next stage begins is not considered.
     """
     first = _tables(stage.shares).first
     _, weight, base = stage.shares[source]

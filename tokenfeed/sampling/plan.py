@@ -292,14 +292,14 @@ def no_documents_fit(stream: Stream, source: Source, of_dataset: str = "") -> In
     return InvalidRequest("order", f"{source.order.NAME} has no rows: {problem}")
 
 
-def of_rows(order: str) -> str:
+def refusal_of_rows(order: str) -> str:
     """Return why an order over documents is refused where files were packed into rows."""
     problem = f"{order} makes rows of documents, but the files are rows already (--row-tokens)"
     return f"{problem}; use an order of windows, such as shuffled"
 
 
 def _only_rows(key: RowsKey) -> DocumentRows:
-    raise InvalidRequest("order", of_rows(key.order))
+    raise InvalidRequest("order", refusal_of_rows(key.order))
 
 
 def _no_documents(key: RowsKey) -> DocumentRows:

@@ -53,12 +53,16 @@ def fingerprint(
     block_digests: SHA-256 of each of `content_blocks`, in order.  row_tokens: tokens of each row of
     files that were packed into rows; None for others.
     """
-    return of_rows(_corpus_hash("fingerprint", dtype, token_counts, block_digests), row_tokens)
+    return fingerprint_of_rows(
+        _corpus_hash("fingerprint", dtype, token_counts, block_digests), row_tokens
+    )
 
 
-def of_rows(found: bytes, row_tokens: int | None) -> bytes:
-    """Return the fingerprint of files of rows.  found: that of the same files without rows.
-    row_tokens: None if they are not taken for rows.
+def fingerprint_of_rows(found: bytes, row_tokens: int | None) -> bytes:
+    """Return the fingerprint of files of rows.
+
+    found: that of the same files without rows.  row_tokens: tokens of each row; None returns
+    `found` as it is.
     """
     if row_tokens is None:
         return found

@@ -54,8 +54,9 @@ def planned_stage(
 def scheduled(begun: Sequence[Stage], later: Iterable[Stage] = ()) -> tuple[Stage, ...]:
     """Return stages, each with the sample where it really begins.
 
-    begun: at least one; they stay as they are.  later: of these only `asked`, the weights and
-    `origin` count; in order.
+    begun: at least one; they stay as they are.  later: in order; placed by `asked`, weights and
+    `origin`. As long as they come out as they were, they keep their `previous`; from the first
+    other one on it is b"".
     Raises: InvalidRequest if a stage would begin at or before the one before it; SamplesExhausted
     if one begins at or above sample 2^63.
     """
@@ -137,8 +138,9 @@ def _end_of(stage: Stage, share: Share, limit: int) -> Exhausted:
 class WithoutExhausted(NamedTuple):
     """A mixture that goes on without each source that is exhausted.
 
-    stages: its stages.  exhausted: where each of its sources ends, in order.  end_sample: where the
-    last source of a stage ends, and the mixture with it; None if it never does.
+    stages: its stages.  exhausted: where each source ends that does, in the order in which they
+    leave.  end_sample: where the last source of a stage ends, and the mixture with it; None if it
+    never does.
     """
 
     stages: tuple[Stage, ...]

@@ -40,9 +40,9 @@ class Request:
     """One rank's rows of a stream. Always valid once constructed.
 
     planes, declined_planes: kinds of planes to send, ascending; and kinds that affect learning and
-    are deliberately not requested.  first_row: rows of the first batch to leave out, in [0, B).
-    num_batches: at least 0; None is endless.  end_sample: rows from this sample on are left out, in
-    [0, 2^63]; None leaves out none.
+    are deliberately not requested.  first_row: rows of the first batch to leave out, in [0, batch
+    size).  num_batches: at least 0; None is endless.  end_sample: rows from this sample on are left
+    out, in [0, 2^63]; None leaves out none.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 
