@@ -119,10 +119,11 @@ def _read_file(path: Path) -> list[Found]:
     """Return the values of a file, by what it begins with."""
     with opened(path) as (file, _):
         prefix = file.read(safetensors_file.PREFIX_BYTES)
-    if prefix.startswith((torch_file.ZIP, torch_file.PICKLE)):
-        return torch_file.read_torch(path)
+    # First: a header of 640 bytes begins like a pickle, 80 02 in hexadecimal digits.
     if safetensors_file.is_safetensors(prefix):
         return safetensors_file.read_safetensors(path)
+    if prefix.startswith((torch_file.ZIP, torch_file.PICKLE)):
+        return torch_file.read_torch(path)
     return json_file.read_json(path)
 
 

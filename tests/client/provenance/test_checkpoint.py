@@ -27,6 +27,7 @@ from client import InvalidRequest, RemoteBatches
 from client.feed.history import Run
 from client.feed.state import read_state
 from client.provenance.checkpoint import FoundState, chosen, read_states
+from client.provenance.files import torch_file
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support import mixtures
 from tests.support.commands import run_ranks
@@ -517,6 +518,16 @@ def test_a_small_file_takes_neither_all_memory_nor_the_stack(kind: str, tmp_path
             read_states(path)
 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_a_header_of_safetensors_may_begin_like_a_pickle(tmp_path: Path) -> None:
+    """One of 640 bytes does: 80 02 in hexadecimal digits."""
+    path = tmp_path / "s.safetensors"
+    header = json.dumps({"__metadata__": {"feed": json.dumps(STATE)}}).ljust(640).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+    assert path.read_bytes().startswith(torch_file.PICKLE)
+    assert [found.where for found in read_states(path)] == ["feed"]
 
 
 def test_without_torch_its_files_are_refused_with_the_cure(tmp_path: Path) -> None:
