@@ -66,11 +66,13 @@ class FeedStream:
     """What a feed reads, and how far it is. A feed whose stream changes replaces it as a whole:
     other threads and signal handlers see all of a change, or nothing of it.
 
-    request: all others differ from it only by their position; its stream is the whole one, of which
-    a state may have the first part.  datasets: of the sources that are still read.  open_datasets:
-    returns those of other requests.  masks: kinds of planes that mask targets, where datasets have
-    them.  definition: what the feed was asked for, and told since; no state changes it.  rest: the
-    part of the stream that is still read, which the datasets are of.
+    request: of the first batch, over the whole stream: all stages that are kept, also those that
+    were read. `request_at` makes all others from it.  rest: the stages from the position on, which
+    the datasets are of. Of a mixture it also has sources that are read no more, so that their rows
+    are counted; it is the whole stream while corpora of earlier sources are unknown.  datasets: of
+    the sources of `rest`.  open_datasets: returns those of other requests.  masks: kinds of planes
+    that mask targets, where datasets have them.  definition: what the feed was asked for, and told
+    since; no state changes it.
     """
 
     request: Request
@@ -102,8 +104,9 @@ class FeedStream:
         return known
 
     def state_at(self, snapshot: tuple[int, OpenRun]) -> dict[str, Any]:
-        """Return the state of the feed at an earlier value of `cursor.current`.  Raises:
-        TokenfeedError.
+        """Return the state of the feed; waits for its corpora if nothing was read yet.
+
+        snapshot: the present or an earlier value of `cursor.current`.  Raises: TokenfeedError.
         """
         if "pickled" not in self._memo:
             self._memo["pickled"] = pickle.dumps(plain_stream(self.known()))
@@ -233,7 +236,12 @@ class FeedStream:
         return end.sample
 
     def source_stats(self, history: History, *, has_read: bool) -> Mapping[str, SourceStats]:
-        """Return the statistics of the sources of a mixture.  has_read: so it need not wait."""
+        """Return what each dataset of a mixture has contributed, by its name; empty without a
+        mixture.
+
+        has_read: whether a batch was read, so that the rows of sources are known without waiting;
+        if not, all epochs are None.
+        """
         if not self.definition.is_mixture:
             return {}
         rows = {
@@ -275,10 +283,11 @@ class FeedStream:
         self, list_hash: str, at_sample: int | None, dataset: str | None, owner: object
     ) -> Change:
         """Return the stream in which the tokens of a list are replaced from a sample on, and that
-        sample; this stream if it has the list already.
+        sample; this stream if the list is in force by then already. One that begins later is moved
+        to this sample.
 
         list_hash, at_sample, dataset: as a user passed them; None is as soon as possible, and the
-        only dataset.  owner: new datasets are closed with it.
+        dataset of a feed without a mixture.  owner: new datasets are closed with it.
         Raises: InvalidRequest, also for a closed feed, and for a sample before the position or
         among those that were delivered; StreamMismatch if no server has the list; TokenfeedError.
         """

@@ -312,9 +312,11 @@ def _rescaled(
 
 
 def resumed_mixture(definition: Stream, state: State, allow: Collection[str]) -> Stream:
-    """Return the mixture that a feed reads once it has loaded a state, and that `plan` plans.
+    """Return the mixture that a feed reads once it has loaded a state, and that `plan` plans. What
+    differs is not logged.
 
-    definition: of the feed, with its corpora.  allow, Raises: as for `Feed.load_state_dict`.
+    definition: of the feed, with its corpora.  allow: permissions, already checked.  Raises: as for
+    `Feed.load_state_dict`.
     """
     plan = _mixture(definition, state, allow)
     redactions, _ = _redactions(definition, plan, state, allow)

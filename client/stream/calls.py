@@ -36,9 +36,7 @@ class Calls:
         self._datasets = dict(zip(stream.numbers, datasets, strict=True))
 
     def part(self, first_row: int, end_row: int) -> Call:
-        """Return the call for the rows [first_row, end_row), or for those of them in the stage of
-        the first one and with the same redactions in force.
-        """
+        """Return the call for some rows, as of `Request.part`."""
         part = self._request.part(first_row, end_row)
         stream = part.stream
         sample = part.position.sample_of(part.first_row)

@@ -112,7 +112,8 @@ def locate_all(stream: Stream, samples: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def counts_at(stage: Stage, seed: int, sample: int) -> dict[int, int]:
-    """Return how many own samples each source of a stage has before a sample, by its number.
+    """Return the own sample with which each source of a stage goes on at a sample, by its number:
+    counted from the source's beginning, so with its base.
 
     seed: of the stream.  sample: at least stage.first_sample.
     """

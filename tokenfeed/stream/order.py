@@ -43,7 +43,8 @@ class Order(Protocol):
     ) -> npt.NDArray[np.int64]:
         """Return what `places` returns for samples of several sources, in one pass.
 
-        source: int64[n], the source of each sample.  seeds, place_counts: of each source.
+        source: int64[n], for each sample the index of its source in seeds and place_counts, which
+        have one value for each source.
         """
         ...
 

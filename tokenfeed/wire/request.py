@@ -99,9 +99,11 @@ class Request:
         return self.num_batches is None and self.end_sample is None
 
     def part(self, first_row: int, end_row: int) -> Request:
-        """Return the request for the rows [first_row, end_row) of this stream, which are counted
-        like self.end_row; only for those in the stage of the first one, and only for those with the
-        same redactions in force.
+        """Return the request for the rows from first_row on, up to the end of the batch of row
+        end_row - 1; for fewer if the stage or the redactions in force change before.
+
+        first_row, end_row: counted like self.end_row, at most that. Rows of the result are counted
+        from the batch of first_row on.
         """
         end_sample, batch_size = self.end_sample, self.position.batch_size
         stream, end = self.stream.at(self.position.sample_of(first_row))

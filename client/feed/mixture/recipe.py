@@ -94,8 +94,8 @@ class Definition:
 
     stream: with the sources that have a weight, and those that were named since.  order,
     long_documents: of sources that come later.  is_mixture: whether the user wrote a mixture, even
-    of one dataset.  max_epochs: after which sources end, by the names of their datasets.  block:
-    maximum number of samples in a block of later weights; None is that of `block_weights`.
+    of one dataset.  max_epochs: of some sources, by the names of their datasets; the stream ends
+    before one of them would begin another epoch.  block: maximum number of samples in a block of later weights; None is that of `block_weights`.
     """
 
     stream: Stream
@@ -134,8 +134,12 @@ class Definition:
         return replace(self, stream=replace(stream, redactions=tuple(sorted(redactions))))
 
     def dataset_named(self, rest: Stream, value: str | None) -> str:
-        """Return the name of a dataset of a stream, of what a user passed; None stands for the only
-        one.  Raises: InvalidRequest.
+        """Return the name of the dataset that a user means.
+
+        rest: the stream that has to have it.  value: as passed; None is the dataset of a feed
+        without a mixture.
+        Raises: InvalidRequest if the stream does not have it, or for None with a mixture, even of
+        one dataset.
         """
         names = list(dict.fromkeys(source.dataset for source in rest.sources))
         if value is None and not self.is_mixture:
@@ -183,7 +187,7 @@ class Mixture:
         early, but cannot have small shares.
         redactions: one mapping for each, with its "dataset", its "list" (64 hexadecimal digits, as
         `tokenfeed redact` prints them), and "first_sample" or "first_tokens". From there on the
-        tokens of the list are left out, as by `redact` of a feed. In a file, [[redaction]].
+        tokens of the list are replaced, as by `redact` of a feed. In a file, [[redaction]].
         Raises: InvalidRequest or NotFound (order), naming the value and its limit.
         """
         self.block = optional_integer("block", block)
@@ -216,7 +220,8 @@ class Mixture:
         """Read a mixture from a TOML file, whose keys are the arguments of the constructor;
         [[redaction]] is one of redactions.
 
-        Raises: InvalidRequest, naming the file, the value and its limit.
+        Raises: InvalidRequest, also if the file cannot be read, or NotFound (order), naming the
+        file, the value and its limit.
         """
         try:
             content = Path(path).read_bytes()
