@@ -133,8 +133,9 @@ def _pieces(source: Source) -> tuple[tuple[int, bytes], ...]:
 def write_state(sample: int, pickled: bytes, history: History, planes: Planes) -> dict[str, Any]:
     """Return a position as plain values for JSON, torch.save and torch.distributed.checkpoint.
 
-    sample, history, planes: as of State.  pickled: a pickle of what `plain_stream` returned. Each state gets a
-    copy of its own, which the caller may change; to unpickle 4,000 shares takes 0.6 ms.
+    sample, history, planes: as of State.  pickled: a pickle of what `plain_stream` returned. Each
+    state gets a copy of its own, which the caller may change; to unpickle 4,000 shares takes 0.6
+    ms.
     """
     return {
         "version": STATE_VERSION,

@@ -179,8 +179,8 @@ def plane_fingerprint(
 def stage_plane_fingerprint(kind: int, fingerprints: Sequence[tuple[int, bytes]]) -> bytes:
     """Return the fingerprint of a plane of a stage of a mixture, 32 bytes.
 
-    kind: its field number in a frame.  fingerprints: (number of the source, fingerprint of its plane) of each source that has the
-    plane, ascending.
+    kind: its field number in a frame.  fingerprints: (number of the source, fingerprint of its
+    plane) of each source that has the plane, ascending.
     """
     lines = ["tokenfeed-stage-plane-1", f"plane={kind}", f"sources={len(fingerprints)}"]
     for number, fingerprint in fingerprints:

@@ -95,7 +95,8 @@ class Definition:
     stream: with the sources that have a weight, and those that were named since.  order,
     long_documents: of sources that come later.  is_mixture: whether the user wrote a mixture, even
     of one dataset.  max_epochs: of some sources, by the names of their datasets; the stream ends
-    before one of them would begin another epoch.  block: maximum number of samples in a block of later weights; None is that of `block_weights`.
+    before one of them would begin another epoch.  block: maximum number of samples in a block of
+    later weights; None is that of `block_weights`.
     """
 
     stream: Stream
