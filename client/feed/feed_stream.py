@@ -362,14 +362,13 @@ class FeedStream:
 
     def _asked(self, at_sample: int | None) -> tuple[int, int]:
         """Return the sample that a change was asked for at, by default the first one that may
-        change; and that: behind the position, and behind all that was delivered. A sample has one
-        stage, also one that a loop reads again.
+        change; and that.
 
         Raises: InvalidRequest, also for a closed feed.
         """
         self._require_open()
         sample, _, history = self.cursor.now
-        ahead = max(sample, history.end_sample)
+        ahead = history.ahead_of(sample)
         at = ahead if at_sample is None else integer("at_sample", at_sample)
         require_range("at_sample", at, 0, SAMPLE_END)
         return at, ahead

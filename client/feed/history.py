@@ -69,6 +69,12 @@ class History(NamedTuple):
         """The sample behind all that were delivered; 0 if none were."""
         return max((run.end_sample for run in self.runs), default=0)
 
+    def ahead_of(self, sample: int) -> int:
+        """Return the first sample that may still change for a feed that is at a sample: behind all
+        that was delivered. A sample has one stage, also one that a loop reads again.
+        """
+        return max(sample, self.end_sample)
+
     def extended(
         self, first_sample: int, end_sample: int, batch_size: int, world_size: int
     ) -> History:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenfeed.stream.stage import Stage
+from tokenfeed.stream.stage import Redaction, Stage
 from tokenfeed.stream.stream import Stream
 
 from .history import History
@@ -23,16 +23,21 @@ def named_runs(stream: Stream, history: History) -> list[dict[str, Any]]:
         values["stages"] = [named_stage(stream, stage) for stage in stages]
         numbers = {number for stage in stages for number in stage.weights}
         redactions = [
-            {
-                "first_sample": each.first_sample,
-                "source": each.source,
-                "list_hash": each.list_hash.hex(),
-            }
+            named_redaction(each)
             for each in stream.redactions
             if each.first_sample < run.end_sample and each.source in numbers
         ]
         found.append(values | ({"redactions": redactions} if redactions else {}))
     return found
+
+
+def named_redaction(redaction: Redaction) -> dict[str, Any]:
+    """Return a redaction with its list in hexadecimal digits."""
+    return {
+        "first_sample": redaction.first_sample,
+        "source": redaction.source,
+        "list_hash": redaction.list_hash.hex(),
+    }
 
 
 def named_stage(stream: Stream, stage: Stage) -> dict[str, Any]:

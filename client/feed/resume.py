@@ -124,8 +124,7 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
         same = replace(theirs, dataset=source.dataset)
         stream = replace(saved, sources=_with(saved.sources, same))
         return _Plan(stream, sample, {number: number}, ())
-    # Behind all that was delivered: a sample has one stage, also those that a loop has read again.
-    begin = max(sample, state.history.end_sample)
+    begin = state.history.ahead_of(sample)
     own_sample = base + sample - stage.first_sample
     if own_sample and stage.context_length != mine.context_length:
         own_sample, message = _rescaled(own, theirs, stage.context_length, own_sample, allow)
@@ -370,8 +369,7 @@ def _begun_behind(
         messages = _allowed(differing, allow)
     elif length != mine.context_length:
         messages = _allowed([("context_length", length, mine.context_length)], allow)
-    # Behind all that was delivered, as in `_dataset`.
-    begin = max(state.sample, state.history.end_sample)
+    begin = state.history.ahead_of(state.sample)
     found = _continued(mine, saved, state._replace(sample=begin), allow=True, may_differ=True)
     return found._replace(messages=messages + found.messages)
 
@@ -384,8 +382,7 @@ def _continued(
     saved: the stream of the state, with the names of this mixture.  may_differ: whether sources
     that were read may have other facts now; then both are sources.
     """
-    # Behind all that was delivered: a sample has one stage, also one that a loop has read again.
-    begin = max(state.sample, state.history.end_sample)
+    begin = state.history.ahead_of(state.sample)
     past = {number for each in saved.stages for number in _read(each, begin)}
     sources = _sources_of(saved, mine, past, may_differ=may_differ)
     number_by_name = {each.dataset: each.number for each in sources}
@@ -697,7 +694,7 @@ def _redactions(
     or the state has a list of a corpus that the feed does not have.
     """
     found, messages = plan.stream.redactions, list[str]()
-    begin = max(plan.sample, state.history.end_sample)
+    begin = state.history.ahead_of(plan.sample)
     still_read = state.stream.rest(state.sample)
     # A list stays in force for its corpus, whatever else a source of it is read by from now on.
     for source in plan.stream.rest(plan.sample).sources:

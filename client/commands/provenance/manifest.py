@@ -14,6 +14,7 @@ from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.own_samples import EpochSamples, by_epoch, by_times
 
+from ...feed.named import named_redaction
 from ...provenance.asking import Provenance, covered, open_provenance
 from ...provenance.consumed import Use, consumed
 from .asked import AskedRun, read_run
@@ -90,14 +91,7 @@ def _stream(asked: AskedRun) -> dict[str, Any]:
             }
             for stage in stream.stages[:end]
         ],
-        "redactions": [
-            {
-                "first_sample": each.first_sample,
-                "source": each.source,
-                "list_hash": each.list_hash.hex(),
-            }
-            for each in stream.redactions
-        ],
+        "redactions": [named_redaction(each) for each in stream.redactions],
     }
 
 

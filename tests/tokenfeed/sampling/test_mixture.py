@@ -141,7 +141,7 @@ def test_a_source_reads_in_a_mixture_what_it_would_read_alone(
 def test_a_stage_begins_with_the_base_of_each_source_wherever_that_is(
     seed: int, first_sample: int, base: int, order: str
 ) -> None:
-    """A stage of rows of another length counts them anew: its bases follow from no stage before."""
+    """A stage of another context length has bases of its own: they follow from no stage before."""
     shape = Shape(np.array([90, 41]))
     plain = Stage(1, first_sample, T, (Share(0, 1, base),))
     pair = Stage(1, first_sample, T, (Share(0, 2, base), Share(1, 1, 5)))
