@@ -35,7 +35,7 @@ class When(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundRow:
+class RowMatch:
     """A row that holds some of the tokens.
 
     source: number of its source.  epoch: of the source; None for an order without epochs.  spans:
@@ -58,7 +58,7 @@ class FoundRow:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownRun:
+class RunRecord:
     """What a run has read and will read.
 
     history: what it has read.  is_complete: whether the history has all of it, so that what is not
@@ -105,26 +105,26 @@ def numbers_of(stream: Stream, corpora: Corpora, dataset: str) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPage:
+class MatchPage:
     """An answer.
 
     rows: in no particular order.  looked_for, files: what was looked for, the same in each answer.
     done: share of the samples that have been looked at.
     """
 
-    rows: list[FoundRow]
+    rows: list[RowMatch]
     looked_for: Sequence[pb.LocatedRange]
     files: Sequence[pb.SourceFile]
     done: float
 
 
 def find_rows(
-    run: KnownRun,
+    run: RunRecord,
     numbers: Collection[int],
     corpora: Corpora,
     provenance: Provenance,
     what: pb.FindRequest,
-) -> Iterator[FoundPage]:
+) -> Iterator[MatchPage]:
     """Yield the rows that hold some tokens, in pages.
 
     numbers: of the sources that are looked through.  what: the tokens; its other fields are not
@@ -136,10 +136,10 @@ def find_rows(
             is_last = not page.HasField("next_candidate")
             share = 1.0 if is_last else page.next_candidate / max(1, page.candidates)
             rows = _rows(run, number, segment.stream.context_length, page.rows)
-            yield FoundPage(rows, page.looked_for, page.files, (index + share) / len(parts))
+            yield MatchPage(rows, page.looked_for, page.files, (index + share) / len(parts))
 
 
-def _parts(run: KnownRun, numbers: Collection[int], corpora: Corpora) -> list[tuple[Segment, int]]:
+def _parts(run: RunRecord, numbers: Collection[int], corpora: Corpora) -> list[tuple[Segment, int]]:
     """Return what to ask for: segments of the run, each with the number of a source."""
     parts, mismatch = [], None
     for segment in segments(run.stream, run.samples.start, run.samples.stop):
@@ -158,8 +158,8 @@ def _parts(run: KnownRun, numbers: Collection[int], corpora: Corpora) -> list[tu
 
 
 def _rows(
-    run: KnownRun, number: int, context_length: int, rows: Sequence[pb.FoundRow]
-) -> list[FoundRow]:
+    run: RunRecord, number: int, context_length: int, rows: Sequence[pb.FoundRow]
+) -> list[RowMatch]:
     """Return found rows with what the run has done with them."""
     samples = np.array([row.sample for row in rows], dtype=np.int64)
     seen = _places(run.history, samples)
@@ -173,7 +173,7 @@ def _rows(
         elif run.sample <= row.sample < run.end_sample:
             when, places = When.TO_COME, coming.get(index, [])
         result.append(
-            FoundRow(
+            RowMatch(
                 source=number,
                 context_length=context_length,
                 sample=row.sample,

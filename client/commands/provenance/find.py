@@ -19,9 +19,9 @@ from tokenfeed.v1 import provenance_pb2 as pb
 from ...feed.history import History
 from ...provenance.asking import open_provenance
 from ...provenance.finding import (
-    FoundPage,
-    FoundRow,
-    KnownRun,
+    MatchPage,
+    RowMatch,
+    RunRecord,
     When,
     end_of_epoch,
     epochs_between,
@@ -107,7 +107,7 @@ def _as_typed(what: pb.FindRequest) -> Iterator[None]:
         raise TokenfeedError(names.get(error.subject, error.subject), error.problem) from None
 
 
-def _known(asked: AskedRun, arguments: argparse.Namespace, numbers: Sequence[int]) -> KnownRun:
+def _known(asked: AskedRun, arguments: argparse.Namespace, numbers: Sequence[int]) -> RunRecord:
     """Return what the run has read, and where to stop to look.  Raises: TokenfeedError.
 
     numbers: of the sources that are looked through.
@@ -136,7 +136,7 @@ def _known(asked: AskedRun, arguments: argparse.Namespace, numbers: Sequence[int
             batch_size=arguments.batch_size,
             world_size=arguments.world_size,
         )
-    return KnownRun(history, asked.is_complete, stream, asked.sample, coming, end_sample)
+    return RunRecord(history, asked.is_complete, stream, asked.sample, coming, end_sample)
 
 
 def _default_end(asked: AskedRun, arguments: argparse.Namespace, number: int | None) -> int:
@@ -180,7 +180,7 @@ class Result:
     times: how often seen rows were read, all together.
     """
 
-    rows: list[FoundRow]
+    rows: list[RowMatch]
     left_out: int
     counts: Counter[When]
     times: int
@@ -188,12 +188,12 @@ class Result:
     files: dict[int, str] = field(default_factory=dict)
 
 
-def _collected(pages: Iterator[FoundPage], samples: int, rows_max: int) -> Result:
+def _collected(pages: Iterator[MatchPage], samples: int, rows_max: int) -> Result:
     """Return the first rows of all pages, and counts of all rows, in bounded memory.
 
     samples: how many are looked at.
     """
-    rows: list[FoundRow] = []
+    rows: list[RowMatch] = []
     counts: Counter[When] = Counter()
     times = 0
     looked_for: Sequence[pb.LocatedRange] = ()
@@ -209,7 +209,7 @@ def _collected(pages: Iterator[FoundPage], samples: int, rows_max: int) -> Resul
     return Result(rows, counts.total() - len(rows), counts, times, looked_for, files)
 
 
-def _plain(asked: AskedRun, run: KnownRun, result: Result) -> dict[str, Any]:
+def _plain(asked: AskedRun, run: RunRecord, result: Result) -> dict[str, Any]:
     return {
         **asked.plain,
         "is_assumed": asked.is_assumed,
@@ -249,7 +249,7 @@ def _plain(asked: AskedRun, run: KnownRun, result: Result) -> dict[str, Any]:
     }
 
 
-def _lines(asked: AskedRun, run: KnownRun, result: Result) -> Iterator[str]:
+def _lines(asked: AskedRun, run: RunRecord, result: Result) -> Iterator[str]:
     """Yield what was found as lines for people."""
     for each in result.looked_for[:_LOOKED_FOR_SHOWN]:
         named = ""
@@ -271,7 +271,7 @@ def _lines(asked: AskedRun, run: KnownRun, result: Result) -> Iterator[str]:
     yield _summary(asked, result)
 
 
-def _line(row: FoundRow, *, is_assumed: bool) -> str:
+def _line(row: RowMatch, *, is_assumed: bool) -> str:
     when = "" if is_assumed else f"{row.when.value}: "
     at = " and ".join(step_place(*place) for place in row.places)
     epoch = "" if row.epoch is None else f", epoch {row.epoch:,}"
