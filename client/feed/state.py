@@ -21,6 +21,7 @@ from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX
 from tokenfeed.stream.stage import (
     BLOCK_MAX,
     CHANGED,
+    FACTS,
     RESUMED,
     SEED_END,
     SOURCES_END,
@@ -216,9 +217,7 @@ def read_stream(name: str, value: Any) -> Stream:
         _require_pieces(f"{name}.pieces", stream)
         stream = stream.known({})
     except RequestError as error:
-        if error.subject.startswith(name):
-            raise
-        raise InvalidRequest(f"{name}.{error.subject}", error.problem) from None
+        raise _placed(name, error) from None
     if _hash(f"{name}.hash", digest).hex() != (own := plain_stream(stream)[7]):
         problem = f"{digest} is not that of these values, {own}; they were changed or damaged"
         raise InvalidRequest(f"{name}.hash", problem)
@@ -235,23 +234,42 @@ def _require_pieces(name: str, stream: Stream) -> None:
 
 
 def _each(name: str, values: Any, read: Callable[[str, int, Any], Item]) -> tuple[Item, ...]:
-    return tuple(
-        read(f"{name}[{index}]", index, each) for index, each in enumerate(_list(name, values))
-    )
+    found = []
+    for index, each in enumerate(_list(name, values)):
+        place = f"{name}[{index}]"
+        try:
+            found.append(read(place, index, each))
+        except RequestError as error:
+            raise _placed(place, error) from None
+    return tuple(found)
+
+
+def _placed(name: str, error: RequestError) -> RequestError:
+    """Return an error of a value's own checks, which know only its field, with its place."""
+    if error.subject.startswith(name):
+        return error
+    return InvalidRequest(f"{name}.{error.subject}", error.problem)
 
 
 def _source(name: str, number: int, values: Any) -> Source:
-    dataset, order, seed, long_documents, fingerprint, pieces = _values(name, values, 6)
-    if text(f"{name}.order", order) not in orders.ORDERS:
-        problem = f"{shown(order)} is unknown to this release; upgrade tokenfeed"
+    dataset, *known, long_documents, fingerprint, pieces = _values(name, values, 4 + len(FACTS))
+    facts: dict[str, Any] = {
+        # Source checks the range of each.
+        field: (text if kind is str else _integer)(f"{name}.{field}", value)
+        for (field, kind), value in zip(FACTS.items(), known, strict=True)
+    }
+    if facts["order"] not in orders.ORDERS:
+        problem = f"{shown(facts['order'])} is unknown to this release; upgrade tokenfeed"
         raise InvalidRequest(f"{name}.order", problem)
+    facts["order"] = orders.ORDERS[facts["order"]]
     return Source(
         text(f"{name}.dataset", dataset),
-        orders.ORDERS[order],
-        _number(f"{name}.seed", seed, 0, SEED_END),
-        number,
-        text(f"{name}.long_documents", long_documents),
-        Corpus(_hash(f"{name}.fingerprint", fingerprint), _each(f"{name}.pieces", pieces, _piece)),
+        number=number,
+        long_documents=text(f"{name}.long_documents", long_documents),
+        corpus=Corpus(
+            _hash(f"{name}.fingerprint", fingerprint), _each(f"{name}.pieces", pieces, _piece)
+        ),
+        **facts,
     )
 
 
@@ -362,8 +380,12 @@ def _list(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
 
 def _number(name: str, value: Any, first: int, end: int) -> int:
     """Return an integer in [first, end).  Raises: InvalidRequest."""
-    if isinstance(value, bool):
-        raise InvalidRequest(name, f"{value} is not an integer")
-    number = integer(name, value)
+    number = _integer(name, value)
     require_range(name, number, first, end)
     return number
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool):
+        raise InvalidRequest(name, f"{value} is not an integer")
+    return integer(name, value)

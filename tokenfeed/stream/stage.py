@@ -27,6 +27,11 @@ DEFINED, CHANGED, RESUMED = 0, 1, 2
 """Who asked for a stage: the definition of the feed, or a change while it ran. RESUMED, which may
 be added to CHANGED: from there on a feed of another definition has continued.
 """
+FACTS: dict[str, type] = {"order": str, "seed": int}
+"""Fields of a source that say at which place of its corpus each own sample is, by their names in
+the contract -> their types there. Identity, request, state, history and what compares sources have
+just these.
+"""
 _CONTEXT_LENGTH_END = 1 << 64
 
 
@@ -73,10 +78,8 @@ class Source:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What says at which place of its corpus each own sample is, by the names of the contract.
-        Identity, request, state, history and what compares sources have just these.
-        """
-        return {"order": self.order.NAME, "seed": self.seed}
+        """The values of FACTS, an order by its name."""
+        return {name: getattr(self, name) for name in FACTS} | {"order": self.order.NAME}
 
     @property
     def reads_documents(self) -> bool:

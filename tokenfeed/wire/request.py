@@ -17,7 +17,7 @@ from ..errors import InvalidRequest, LimitExceeded, SamplesExhausted, StreamMism
 from ..sampling import orders
 from ..stream.planes import REDACTED, require_known
 from ..stream.position import SAMPLE_END, Position, require_range
-from ..stream.stage import FIRST_PREVIOUS, HASH_BYTES, Redaction, Share, Source, Stage
+from ..stream.stage import FACTS, FIRST_PREVIOUS, HASH_BYTES, Redaction, Share, Source, Stage
 from ..stream.stream import Stream
 from ..v1 import tokenfeed_pb2 as pb
 
@@ -429,6 +429,14 @@ def _require_in_force(stream: Stream, first_sample: int, planes: Sequence[int]) 
         raise StreamMismatch("redactions", problem)
 
 
+def _source(message: pb.Source) -> Source:
+    facts = {name: getattr(message, name) for name in FACTS}
+    facts["order"] = orders.find(message.order)
+    return Source(
+        message.dataset, number=message.number, long_documents=message.long_documents, **facts
+    )
+
+
 def parsed_stream(message: pb.Stream) -> tuple[Stream, tuple[bytes, ...]]:
     """Return the stream of one stage in a message, and the digests that are expected of its
     corpora.  Raises: RequestError, naming the field and its limit.
@@ -441,10 +449,7 @@ def _parsed(encoded: bytes) -> tuple[Stream, tuple[bytes, ...]]:
     """Return the stream in a message; the calls of a stream have the same one."""
     message = pb.Stream.FromString(encoded)
     require_understood(message)
-    sources = tuple(
-        Source(each.dataset, orders.find(each.order), each.seed, each.number, each.long_documents)
-        for each in message.sources
-    )
+    sources = tuple(map(_source, message.sources))
     if not sources:
         raise InvalidRequest("stream.sources", "are missing; a stream has at least one")
     sent = message.stage
