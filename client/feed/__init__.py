@@ -1,1 +1,3 @@
-"""Position, epochs, saved state and ranks of a feed."""
+"""Feeds, the iterators over batches: options, delivery, position, history, epochs, mixtures, saved
+state, statistics and ranks.
+"""

@@ -15,7 +15,7 @@ Array = TypeVar("Array")
 
 
 class BatchReader(Generic[Array]):
-    """Returns the batches of a source in order. Construction starts the prefetch."""
+    """Returns the batches (x, y) of one request, in order. Construction starts the prefetch."""
 
     def __init__(
         self, datasets: Datasets, request: Request, rows: RowSource, transfer: Transfer[Array]
@@ -34,13 +34,17 @@ class BatchReader(Generic[Array]):
 
     @property
     def noted(self) -> HostPart | None:
-        """What the host knows of the last batch; None unless the transfer notes it."""
+        """The HostPart of the batch that `next` returned last; None before the first batch, and if
+        the transfer was made without a note.
+        """
         return self._transfer.noted
 
     def next(self, out: Pair[Array] | None = None) -> Pair[Array] | None:
-        """Return the next batch, in out if given; None at the end, or after close. Waits.
+        """Return the next batch (x, y); waits for it. None at the end, or after close.
 
-        Raises: InvalidRequest in a fork; the error that ended the stream.
+        out: two arrays of the shape of a batch to write to; None makes new ones.
+        Raises: InvalidRequest in a fork, or if a token does not fit the type of x or y; the error
+        that ended the stream.
         Do not use the reader after an exception: its position is then undefined.
         """
         self._datasets.require_own_process()
@@ -52,6 +56,8 @@ class BatchReader(Generic[Array]):
         return batch
 
     def close(self) -> None:
-        """End the thread. May be called twice. Garbage collection also closes a reader."""
+        """Stop the prefetch; in a fork, do nothing. May be called twice. A reader that is
+        garbage-collected stops too.
+        """
         if not self._datasets.forked:
             self.rows.close()

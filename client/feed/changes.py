@@ -22,14 +22,17 @@ def with_weights(
     *,
     or_later: bool = False,
 ) -> tuple[tuple[Stage, ...], int]:
-    """Return stages with other weights from a sample on, up to the next stage, and the sample from
-    which on they are in force. The same change twice is one. An earlier change that would begin at
-    the same sample is replaced. Where a stage of the definition begins just at the sample, the
-    change begins a block later.
+    """Return the stages with other weights from a sample on, up to the next stage; and the sample
+    from which on these weights are in force: the first end of a block at or above at_sample, or an
+    earlier sample if they are in force there already.
 
-    weights: of sources by their numbers, above 0.  ahead: the first sample that may change.
-    or_later: also behind a stage that leaves no room.
-    Raises: InvalidRequest if a stage would have no block.
+    An earlier change that would begin at that sample is replaced. If a stage of the definition
+    begins there, the new weights begin one block later.
+    weights: number of a source -> its samples in a block, above 0.  at_sample: where the change is
+    asked for.  ahead: the first sample that may change.  or_later: if no block is left between
+    at_sample and the next stage, whether to change behind the first block of that stage instead of
+    refusing.
+    Raises: InvalidRequest if at_sample is below ahead, or a stage would have no block.
     """
     while True:
         # What is in force just before, and where its blocks end.
@@ -73,8 +76,8 @@ def require_ahead(at_sample: int, ahead: int) -> None:
 
 
 def with_redaction(redactions: Redactions, new: Redaction) -> tuple[Redactions, int]:
-    """Return redactions with a new one, and the sample from which on its list counts: of a list
-    that the source has already, the lower of both samples.
+    """Return the redactions with a new one, and the sample from which on its list is in force. If
+    they have the same list of the same source already, only the one that begins first is kept.
     """
     known = next((each for each in redactions if _of_list(each) == _of_list(new)), None)
     if known is None:
@@ -89,7 +92,11 @@ def _of_list(redaction: Redaction) -> tuple[int, bytes]:
 
 
 def require_same_corpus(theirs: Source, corpus: Corpus, context_length: int) -> None:
-    """Raise StreamMismatch if a source that was read is another corpus now, or has other pieces."""
+    """Raise StreamMismatch if a source has another corpus now than when it was read, or other
+    pieces of documents at a context length. Pieces are compared only if both are known.
+
+    theirs: the source as it was read, with its corpus.  corpus: what it is now.
+    """
     assert theirs.corpus is not None
     if theirs.corpus.fingerprint != corpus.fingerprint:
         cure = "serve that corpus, or name a grown one as a new source"
@@ -104,10 +111,10 @@ def require_same_corpus(theirs: Source, corpus: Corpus, context_length: int) -> 
 def source_differs(
     theirs: Source, name: str, before: object, now: object, cure: str
 ) -> StreamMismatch:
-    """Return the error of a source that is another one than in a state.
+    """Return the error for a source that differs from the same source in a saved state.
 
-    theirs: the source there.  name: of the part that differs.  before, now: its values.  cure: what
-    a user can do.
+    theirs: the source in the state.  name: of the part that differs.  before, now: the value of
+    that part in the state, and now.  cure: what a user can do.
     """
     problem = f"the state was saved with {name} {before}, but this stream has {now}; {cure}"
     return StreamMismatch(f"mixture.{theirs.dataset}" if theirs.dataset else name, problem)

@@ -14,12 +14,11 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 
 class OpenRun(NamedTuple):
-    """The run in progress.
+    """The run (history.py) that the next batch may continue. It ends at the feed's next sample,
+    which `Cursor.current` holds beside it; a batch that continues the run changes only that sample.
 
-    first_sample: where it began; it ends at the current position.  batches: delivered by this feed
-    before it.  earlier: the history before it, including that of a loaded state.
-
-    A batch that continues the run only changes the next sample.
+    first_sample: where the run began.  batches: how many batches this feed had delivered before the
+    run.  earlier: the history before the run, with that of a loaded state.
     """
 
     first_sample: int
@@ -30,12 +29,13 @@ class OpenRun(NamedTuple):
 class Cursor:
     """The position of a feed. Read from any thread, changed by the consumer's thread.
 
-    current: the next sample of row 0 of rank 0, in [0, 2^63], and the run before it. Immutable, and
-    replaced in one assignment: other threads and signal handlers read a consistent value, and an
-    interrupt comes before or after the assignment.
-    generation: incremented by each move; an epoch compares it.  repositioned: whether a loaded
-    state, `skip`, `start_sample` or `next` has set the position.  restored: whether a loaded state
-    has, and no batch was delivered since.
+    current: the next sample of row 0 of rank 0, in [0, 2^63], and the run that ends there.
+    Immutable, and replaced in one assignment: other threads and signal handlers read a consistent
+    value, and an interrupt comes before or after the assignment.
+    generation: rises with each move, with each batch outside of an epoch loop, and when an epoch
+    loop begins; such a loop ends if something else changes it.  repositioned: False from the begin
+    of an epoch loop until something else (a loaded state, `skip`, `next`) sets the position; True
+    at first.  restored: whether the last move was a loaded state, and no batch was delivered since.
     """
 
     __slots__ = ("_position", "_stride", "current", "generation", "repositioned", "restored")
@@ -60,7 +60,7 @@ class Cursor:
         return self.at(self.current)
 
     def at(self, snapshot: tuple[int, OpenRun]) -> tuple[int, int, History]:
-        """Return the same of an earlier value of `current`."""
+        """Return what `now` returned when `current` had an earlier value.  snapshot: that value."""
         sample, run = snapshot
         if sample == run.first_sample:
             return sample, run.batches, run.earlier
@@ -68,7 +68,9 @@ class Cursor:
         return sample, batches, self._extended(run.earlier, run.first_sample, sample)
 
     def before(self, sample: int) -> tuple[int, OpenRun]:
-        """Return the value of `current` of a feed whose next sample is this one."""
+        """Return the value that `current` would have with another next sample, after the same
+        batches. Changes nothing.
+        """
         if sample == self.sample:
             return self.current
         _, batches, history = self.now
@@ -90,14 +92,20 @@ class Cursor:
         return moved
 
     def seek_epoch(self, first_sample: int, end_sample: int) -> int:
-        """Return where to begin an epoch: at the repositioned sample in it, else at its first."""
+        """Return the sample at which a loop over an epoch begins, and note that a loop has begun.
+
+        first_sample, end_sample: of the epoch. If the feed was repositioned to a sample within
+        them, the loop begins there, else at first_sample. The next sample stays as it is.
+        """
         begins_here = self.repositioned and first_sample <= self.sample < end_sample
         self.repositioned = False
         self.generation += 1
         return self.sample if begins_here else first_sample
 
     def skip_to(self, sample: int, history: History | None = None) -> None:
-        """Continue at a sample without delivering a batch.  history: as for `seek`."""
+        """Set the next sample without delivering a batch. Unlike `seek` it is no move: only
+        `current` changes.  history: as for `seek`.
+        """
         _, batches, before = self.now
         self.current = sample, OpenRun(sample, batches, before if history is None else history)
 
@@ -124,9 +132,9 @@ class Cursor:
     def commit(self, after: tuple[int, OpenRun], *, of_epoch: bool = False) -> None:
         """Count a batch, as the last step of its delivery.
 
-        after: what `after` returned.  of_epoch: whether a loop over an epoch delivers it, which
-        begins the epoch again where it is left; behind other batches, an epoch goes on.
-
+        after: what `after` returned.  of_epoch: whether a loop over an epoch delivers the batch. If
+        so, the next loop over that epoch begins at its start; otherwise it goes on behind this
+        batch.
         `current` is assigned last: an interrupt before that loses no batch.
         """
         self.repositioned = not of_epoch

@@ -1,7 +1,4 @@
-"""The path of a batch: from the rows of a stream to the arrays of a feed.
-
-Knows nothing of torch.
-"""
+"""The path of a batch: from the rows of a stream to the arrays of a feed. Does not import torch."""
 
 from __future__ import annotations
 

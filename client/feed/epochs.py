@@ -33,8 +33,9 @@ Enrich = Callable[[Pair[Array], BatchReader[Array], tuple[int, OpenRun], tuple[i
 class EpochPlan:
     """The samples of an epoch's batches. Pure arithmetic.
 
-    windows: per epoch, at least 0.  position: only its batch size and ranks are used.  epoch: at
-    least 0.  stage: of its samples.
+    windows: rows per epoch, at least 0.  position: only its batch size, rank and world size are
+    used.  epoch: at least 0.  tail: what happens to samples that fill no whole batch, as for
+    `Feed.epoch`.  stage: from which the epoch is read; it has one source that is not paused.
     """
 
     windows: int
@@ -45,7 +46,9 @@ class EpochPlan:
 
     @property
     def first_sample(self) -> int:
-        """The epoch's first sample; before the stage if it began under another one."""
+        """The sample where the epoch begins. If that was in an earlier stage, it is below the first
+        sample of this stage, and possibly negative.
+        """
         ((_, _, base),) = self.stage.active
         return self.epoch * self.windows - base + self.stage.first_sample
 
@@ -60,19 +63,23 @@ class EpochPlan:
         return left // stride if self.tail == "drop" else -(-left // stride)
 
     def dropped_count(self, first_sample: int) -> int:
-        """Return the number of samples that no rank gets."""
+        """Return how many samples from first_sample to the end of the epoch no rank gets; 0 unless
+        tail is "drop".
+        """
         left = max(0, self.end_sample - first_sample)
         return left % self.position.stride if self.tail == "drop" else 0
 
     def batch_end_sample(self, first_sample: int) -> int:
-        """Return the end of the samples of all ranks in the batch at a sample, without padded
-        rows.
+        """Return the first sample behind a batch of all ranks, without padded rows.  first_sample:
+        of row 0 of rank 0 in the batch.
         """
         end_sample = first_sample + self.position.stride
         return min(end_sample, self.end_sample) if self.tail == "pad" else end_sample
 
     def own_rows(self, first_sample: int) -> int:
-        """Return how many rows of this rank's batch at a sample belong to the epoch, in [0, B]."""
+        """Return how many rows of this rank's batch belong to the epoch, in [0, batch size].
+        first_sample: of row 0 of rank 0 in the batch.
+        """
         batch_size = self.position.batch_size
         first_row_sample = first_sample + self.position.rank * batch_size
         return min(max(0, self.end_sample - first_row_sample), batch_size)
@@ -81,8 +88,9 @@ class EpochPlan:
 def planned_epoch(
     windows: int, position: Position, epoch: int, tail: Tail, stage: Stage
 ) -> EpochPlan:
-    """Plan the batches of an epoch; the arguments are those of EpochPlan.  Raises:
-    SamplesExhausted.
+    """Plan the batches of an epoch; the arguments are those of EpochPlan.
+
+    Raises: SamplesExhausted unless a whole batch of all ranks behind the epoch stays below 2^63.
     """
     found = EpochPlan(windows, position, epoch, tail, stage)
     if found.end_sample > SAMPLE_END - position.stride:
@@ -144,12 +152,14 @@ class Epoch(Generic[Array, Rich]):
         return self._items(lambda batch, reader, before, after: batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of its feed, for loaders that store that of what they read."""
+        """Return the state of the feed. Loaders that store the state of their dataset call this."""
         return self._state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of its feed, which may have loaded it already: the next `for` goes on from
-        there, if it is within the epoch.  Raises: as for the feed.
+        """Load a state into the feed; a feed that has loaded the same state already may do so
+        again. The next `for` goes on from the saved position if that is within this epoch.
+
+        Raises: like `load_state_dict` of the feed.
         """
         self._load(state)
 

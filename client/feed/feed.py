@@ -35,9 +35,10 @@ Own = TypeVar("Own", bound="Feed[Any, Any, Any]")
 
 
 class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
-    """What RemoteBatches and NumpyBatches have in common.
+    """An iterator over batches (x, y): the base of RemoteBatches and NumpyBatches.
 
-    Array: what x and y are.  Rich: a batch that carries more.  OneEpoch: an Epoch of them.
+    Array: the type of x and of y.  Rich: the type of a batch that carries more.  OneEpoch: the type
+    of what `epoch` returns, an Epoch of such batches.
     """
 
     def __init__(
@@ -90,16 +91,17 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         return batch
 
     def batches(self) -> Iterator[Rich]:
-        """Return an iterator over batches that carry more than x and y: whole rows, documents in
-        each form that frameworks take, source and sample of each row, and states. Each still
-        unpacks as x, y; the rest is computed when it is accessed.
+        """Return an iterator over batches that carry more than x and y: whole rows, documents,
+        source and sample of each row, and states; BatchAttributes lists all. Each still unpacks as
+        x, y; the rest is computed when it is accessed.
 
             for batch in feed.batches():
                 x, y = batch
                 loss = model(x, y, positions=batch.positions)
 
-        The rows bring where documents begin, if all datasets know it. Like the feed, a second
-        `for` continues after the last delivered batch.  Raises: as for iterating.
+        If a dataset does not know where its documents begin, attributes that need this raise
+        InvalidRequest. A second `for` continues after the last delivered batch.
+        Raises: as for iterating.
         """
         self._carry_more()
         return iter(self._next_rich, None)
@@ -107,8 +109,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     def skip(self, samples: int) -> None:
         """Skip the next samples, of all ranks together: to jump over a loss spike.
 
-        Every rank has to skip the same number.  Raises: InvalidRequest if negative;
-        SamplesExhausted.
+        samples: how many; every rank has to skip the same number.
+        Raises: InvalidRequest if samples is negative or no integer; SamplesExhausted if the next
+        sample would be above 2^63.
         """
         samples, left = arguments.count("samples", samples), SAMPLE_END - self._cursor.sample
         if samples > left:
@@ -120,17 +123,19 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     def change_mixture(self, weights: Mapping[str, float], at_sample: int | None = None) -> int:
         """Change the weights of the mixture from a sample on, up to its next stage.
 
-        Rows that were prefetched are read again. The state has the change, so a feed of the same
-        definition that loads it has it too. The same change twice is one; another one that would
-        begin at the same sample replaces it.
-        weights: as for Mixture; sources without a weight pause, new ones may come.  at_sample: from
-        which sample on, not before the current position; by default as soon as possible. With
-        several ranks it is required, and all of them have to call this before they reach it: they
-        wait for each other, and compare.
-        Returns: the sample from which on these weights are in force: the first end of a block from
-        there on, or an earlier one if they are in force already.
-        Raises: InvalidRequest; StreamMismatch on all ranks if they differ; Unreachable if a rank
-        does not call this in time; as for iterating, if new sources cannot be read.
+        Prefetched rows are read again. The state has the change: a feed of the same mixture that
+        loads the state has the change too. To ask for the same change again changes nothing;
+        another change that would begin at the same sample replaces the first one.
+        weights: as for Mixture. Sources without a weight pause; new datasets may be named.
+        at_sample: from which sample on, behind all that was delivered; by default as soon as
+        possible. With several ranks it is required, and each rank has to call this before it
+        reaches at_sample: the ranks wait for each other, and compare.
+        Returns: the sample from which on these weights are in force: the first end of a block at or
+        above at_sample, or an earlier sample if they are in force already.
+        Raises: InvalidRequest if this is no mixture, the feed is closed, weights or at_sample are
+        not valid, or a stage would have no block left; StreamMismatch if ranks ask for different
+        changes, or one of them cannot change; Unreachable if a rank does not call this within 480
+        s, or the ranks cannot be compared; as for iterating, if new datasets cannot be read.
         """
         stream = self._stream
         if not stream.definition.is_mixture:
@@ -150,15 +155,19 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
             feed.redact("1443e503...", at_sample=feed.position.samples + 100_000)
 
-        Rows that were prefetched are read again. The state has the redaction, so a feed that loads
-        it has it too, whether it calls this or not. The same redaction twice is one. At sample 0,
-        before the first batch, it lets a new run read a corpus with erased tokens.
+        Prefetched rows are read again. The state has the redaction: a feed that loads the state has
+        it too, without a call of this. To ask for the same redaction again changes nothing. With
+        at_sample=0, before the first batch, a new run can read a corpus with erased tokens.
         list_hash: 64 hexadecimal digits, as `tokenfeed redact` prints them. A server without that
-        list is left out, until it has it.  at_sample: as for `change_mixture`, also for several
-        ranks; by default the current position.  dataset: of a mixture, required there.
-        Returns: the sample from which on it is in force: an earlier one if it was already.
-        Raises: InvalidRequest; StreamMismatch if no server has the list, and on all ranks if they
-        differ; Unreachable if a rank does not call this in time; as for iterating.
+        list is not used until it has the list.  at_sample: as for `change_mixture`; by default the
+        first sample behind all that was delivered.  dataset: name of the dataset; required with a
+        mixture.
+        Returns: the sample from which on the redaction is in force; an earlier one if it was
+        already.
+        Raises: InvalidRequest if an argument is not valid or the feed is closed; StreamMismatch if
+        no server has the list, ranks ask for different redactions, or one of them cannot redact;
+        Unreachable if a rank does not call this within 480 s, or the ranks cannot be compared; as
+        for iterating.
         """
         stream = self._stream
         changed, begin = self._change(
@@ -211,10 +220,12 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     # --- position and state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last delivered batch, and the history, as plain values.
+        """Return the position after the last delivered batch, what the feed reads, and the history,
+        as plain values, for JSON or torch.save.
 
-        It is the same on every rank. Any rank may load it, at any batch size and number of ranks.
-        Asks the server for the fingerprint of the corpus if nothing was read yet.
+        It is the same on every rank after the same number of batches. Any rank may load it, at any
+        batch size and number of ranks. If nothing was read yet, this waits for the description of
+        the corpus.  Raises: TokenfeedError if the corpus cannot be described.
         """
         stream = self._stream
         return stream.state_at(stream.cursor.current)
@@ -222,23 +233,29 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Resume from a saved position, with its history.
 
-        allow: parts of the stream that may differ ("order", "seed", "context_length",
-        "fingerprint", and over documents "long_documents" and "pieces"), or of a mixture "mixture",
-        "planes": loss masks or borders that mask targets, and "redactions"; differences are logged.
-        num_batches still ends at the same sample.
-        At another context length, an order with epochs resumes at the same fraction of the epoch.
-        In the middle of an epoch, "shuffled" would repeat that fraction of the rest, and
-        "sequential" some of it if there are several files. Both are refused unless allow also
-        contains "mid_epoch".
-        Of a mixture, the stages before the saved sample have to be those of this feed, perhaps with
-        changes by `change_mixture`; later stages may be others. A feed of other weights refuses the
-        state, or with allow=("mixture",) appends its own weights at the saved sample. Sources that
-        a change has brought are asked for.
-        Redactions of the state are taken over, also those that are not in force yet. An own one
-        that the rows before the saved sample had not is refused, or with allow=("redactions",) in
-        force from there on. Lists of another corpus are refused too, or with it dropped.
-        Raises: StreamMismatch, naming what differs; InvalidRequest if state is not a valid state;
-        as for iterating, if the corpora are not known yet, or new sources cannot be read.
+        A state of another stream is refused, unless allow names each part that differs; the
+        differences are then logged. What was read before stays as it was.
+        allow: any of "order", "seed", "context_length", "fingerprint"; over documents
+        "long_documents" (the argument long) and "pieces" (where documents begin); "mixture" (the
+        weights before the saved sample); "planes" (loss masks, or borders that mask targets);
+        "redactions"; and "mid_epoch".
+        num_batches: the feed still ends at the sample that was fixed when it was created.
+        Another context length: an order with epochs resumes at the same fraction of the epoch. In
+        the middle of an epoch some windows would then repeat or be left out, except for
+        "sequential" over one file; that is refused unless allow has "mid_epoch" too.
+        Mixtures: the stages of the state before the saved sample have to be those of this feed,
+        with or without changes by `change_mixture`; or this feed has a single stage, with the
+        weights in force there. Else the state is refused, or with "mixture" in allow the weights of
+        this feed begin at the first end of a block from the saved sample on. Later stages may
+        differ. Datasets that a change has brought are asked for.
+        Redactions of the state stay. If this feed has a redaction from before the saved sample that
+        the state does not have from the same sample on, the state is refused; with "redactions" in
+        allow, that redaction is in force from the saved sample on, or as the state says. If the
+        state has a redaction of a corpus that this feed does not read, the state is refused; with
+        "redactions" in allow, that redaction is dropped.
+        Raises: StreamMismatch, naming what differs, also if ranks load different states;
+        InvalidRequest if state or allow is not valid; SamplesExhausted if the position at another
+        context length would reach 2^63; as for iterating, if datasets have to be described first.
         """
         before = self._stream
         found = resumed(before, read_state(state), allow, self)
@@ -257,35 +274,45 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     def history(self) -> list[dict[str, Any]]:
         """Return what this feed, and the feeds whose state it loaded, have delivered: runs of
-        batches, oldest first, as plain values.
+        batches without a break, oldest first, as plain values.
 
-        Each run has "first_batch" (the number of batches before it), "first_sample" and
-        "end_sample", "batch_size" and "world_size", and "stages": those of the stream that it has
-        samples of, each with its "first_sample", "context_length" and "sources". A source has
-        "source" (its number), "dataset", "order", "seed", "fingerprint", "weight" and "base"; over
-        documents also "long_documents" and "pieces". The run has "redactions" too if some are in
-        force in it.
+        Each run has "first_batch" (the number of batches before the run), "first_sample",
+        "end_sample", "batch_size", "world_size" and "stages": the stages in which its samples are,
+        each with "first_sample", "context_length" and "sources". A source has "source" (its
+        number), "dataset", "order", "seed", "fingerprint", "weight" (its samples in a block) and
+        "base" (its own sample with which the stage begins); over documents also "long_documents"
+        and "pieces". A run has "redactions" too if some are in force in it.
         Batch k of a run has the world_size * batch_size samples of all ranks from first_sample + k
         * world_size * batch_size on. Rows of its last batch from end_sample on were padding.
         The history begins with the first batch of a loaded state, or of this feed. If first_batch
-        of the first run is above 0, there were more than 1,000 runs and the oldest were dropped.
+        of the first run is above 0, the oldest runs were dropped: above 1,000 runs, or with old
+        stages.
+        Raises: TokenfeedError if the corpora have to be described first, and cannot be.
         """
         history = self._stream.told(self._cursor.now[2])
         return named_runs(self._stream.known(), history) if history.runs else []
 
     @property
     def position(self) -> FeedPosition:
-        """The current position: samples and epoch."""
+        """The next sample, and its epoch. If the order has epochs, this waits until the dataset is
+        described.  Raises: TokenfeedError if it cannot be described.
+        """
         return self._stream.position_of(self._cursor.sample)
 
     @property
     def token_count(self) -> int:
-        """Tokens of all files of the dataset together."""
+        """Tokens of all files of the dataset together; of a mixture, of all its sources. Waits
+        until they are described.  Raises: TokenfeedError.
+        """
         return sum(each.token_count for each in self._datasets.await_described())
 
     @property
     def batches_per_epoch(self) -> int:
-        """Whole batches per rank and epoch.  Raises: InvalidRequest if the order has no epochs."""
+        """Whole batches per rank and epoch; waits until the dataset is described.
+
+        Raises: InvalidRequest for a mixture, for an order without epochs, or if no row fits;
+        TokenfeedError if the dataset cannot be described.
+        """
         self._stream.require_epochs()
         windows = self._stream.require_windows()
         return windows // self._request.position.stride
@@ -315,11 +342,12 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         the same, but these rows have y = -100 throughout, so that a loss ignores them.
         Each `for` starts at the beginning of the epoch, except the first one after a loaded state,
         `skip`, `start_sample` or `next` has set a position within it. The feed's position follows;
-        after the last batch it is the first sample of the next epoch. Moving the feed ends the
-        loop.
-        Raises: InvalidRequest for an order without epochs, or together with num_batches, and on
-        iterating if no file is long enough for a window, or the feed was moved; SamplesExhausted
-        for an epoch that would reach sample 2^63.
+        after the last batch it is the first sample of the next epoch.
+        If the feed is moved meanwhile, the loop raises InvalidRequest.
+        Raises: InvalidRequest for a mixture, an order without epochs, together with num_batches, or
+        if epoch or tail is not valid. `len` and iterating raise InvalidRequest if no row fits, and
+        SamplesExhausted for an epoch that would reach sample 2^63. Iterating raises InvalidRequest
+        too if the epoch began before a loaded state changed the stream; else as for the feed.
         """
         epoch = arguments.count("epoch", epoch)
         self._stream.require_epochs()

@@ -1,4 +1,9 @@
-"""What a feed reads: its stream, the datasets behind it, and how far it is."""
+"""What a feed reads: its stream, the datasets behind the stream, and how far the feed is.
+
+A stream is known once the corpora of its sources are described. A plane is data beside the tokens
+of a row, such as a loss mask; its kind is a number. Pieces are the parts of documents that an order
+over documents puts into rows.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +54,11 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 
 class Rows(NamedTuple):
-    """The rows of a batch.  samples: int64[B].  sources: int16[B], numbers of sources."""
+    """Which samples the rows of a batch are.
+
+    samples: int64[B], sample indices.  sources: int16[B], numbers of their sources. B is the batch
+    size.
+    """
 
     samples: npt.NDArray[np.int64]
     sources: npt.NDArray[np.int16]
@@ -63,16 +72,17 @@ Change: TypeAlias = "tuple[FeedStream, int]"
 
 @dataclass(frozen=True, slots=True)
 class FeedStream:
-    """What a feed reads, and how far it is. A feed whose stream changes replaces it as a whole:
+    """What a feed reads, and how far it is. A feed whose stream changes replaces the whole value:
     other threads and signal handlers see all of a change, or nothing of it.
 
-    request: of the first batch, over the whole stream: all stages that are kept, also those that
-    were read. `request_at` makes all others from it.  rest: the stages from the position on, which
-    the datasets are of. Of a mixture it also has sources that are read no more, so that their rows
-    are counted; it is the whole stream while corpora of earlier sources are unknown.  datasets: of
-    the sources of `rest`.  open_datasets: returns those of other requests.  masks: kinds of planes
-    that mask targets, where datasets have them.  definition: what the feed was asked for, and told
-    since; no state changes it.
+    request: the request of the first batch, over the whole stream: all stages that are kept, those
+    that were read included. `request_at` derives all other requests.  rest: the part of the stream
+    from the position on. For a mixture it also has the sources that are not read any more, to count
+    their rows. While the corpora of earlier sources are unknown, it is the whole stream.
+    datasets: those of the sources of `rest`.  cursor: the position.  open_datasets: returns the
+    datasets of another request.  masks: kinds of planes that mask targets where a dataset has them.
+    definition: what the user asked for, with redactions since then; a loaded state does not change
+    it.
     """
 
     request: Request
@@ -86,12 +96,14 @@ class FeedStream:
 
     @property
     def stream(self) -> Stream:
-        """The whole stream, as far as it is known without asking."""
+        """The whole stream, as far as it is known without waiting for the datasets."""
         return self.request.stream
 
     def known(self) -> Stream:
-        """Return the whole stream with its corpora; asks for them if nothing was read yet.  Raises:
-        StreamMismatch if one of them is another one than before; TokenfeedError.
+        """Return the whole stream with its corpora; waits until the datasets are described.
+
+        Raises: StreamMismatch if a dataset has another corpus than when it was read; TokenfeedError
+        if a dataset cannot be described.
         """
         if "known" not in self._memo:
             corpora = corpora_of(self.rest, self.datasets.await_described())
@@ -114,12 +126,14 @@ class FeedStream:
         return write_state(sample, self._memo["pickled"], self.told(history), self.planes())
 
     def told(self, history: History) -> History:
-        """Return a history without the runs whose stages are not kept any more."""
+        """Return the part of a history whose stages are still kept; a run may be cut."""
         first = self.stream.stages[0]
         return history.since(first.first_sample) if first.index else history
 
     def planes(self) -> Planes:
-        """Return the planes that mask targets.  Raises: TokenfeedError."""
+        """Return the fingerprints of the planes that mask targets; waits until the datasets are
+        described.  Raises: TokenfeedError.
+        """
         self.datasets.await_described()
         return {
             (number, kind): fingerprint.hex()
@@ -131,8 +145,8 @@ class FeedStream:
         }
 
     def rows_at(self, sample: int) -> Rows:
-        """Return sample index and source number of each row of the batch of this rank that begins
-        at a sample of rank 0: int64[B], int16[B].
+        """Return sample index and source number of each row of a batch of this rank.  sample: of
+        row 0 of rank 0 in that batch.
         """
         position = replace(self.request.position, first_sample=sample)
         samples = position.samples(0, position.batch_size)
@@ -167,7 +181,7 @@ class FeedStream:
         return self.stream.stages[self.stream.place_of(self.cursor.sample)]
 
     def require_epochs(self) -> None:
-        """Raise InvalidRequest if this is a mixture, or its order has none."""
+        """Raise InvalidRequest if this is a mixture, or its order has no epochs."""
         if self.definition.is_mixture:
             raise InvalidRequest("mixture", "has no epochs; max_epochs of a source ends a mixture")
         if not self._source.order.HAS_EPOCHS:
@@ -184,13 +198,17 @@ class FeedStream:
         return self.stream.sources[number]
 
     def rows_per_epoch(self) -> int:
-        """Return the rows of the only source per epoch.  Raises: TokenfeedError."""
+        """Return the rows per epoch of the source of the present stage, of a feed without a
+        mixture; waits until it is described.  Raises: TokenfeedError.
+        """
         place = self.rest.numbers.index(self._source.number)
         return self.datasets.rows_of(self._source.order.NAME, place=place)
 
     def require_windows(self) -> int:
-        """Return the rows per epoch.  Raises: InvalidRequest if no file is long enough, or no
-        document short enough; TokenfeedError.
+        """Return the rows per epoch, at least 1; waits like `rows_per_epoch`.
+
+        Raises: InvalidRequest if no file is long enough for a window, or no document fits into a
+        row; TokenfeedError.
         """
         windows = self.rows_per_epoch()
         if windows == 0:
@@ -201,21 +219,26 @@ class FeedStream:
 
     @property
     def epoch_offset(self) -> int:
-        """How far the source's own sample is ahead of the sample of the present stage: not 0 behind
-        a change of the context length, for example.
+        """A sample's number within its source, less the sample index, in the present stage. Not 0
+        after a change of the context length, for example; may be negative.
         """
         return self.stage.active[0].base - self.stage.first_sample
 
     def position_of(self, sample: int) -> FeedPosition:
-        """Return the position at a sample, with its epoch if there are any."""
+        """Return the position at a sample. If the order has epochs, this waits for the number of
+        rows per epoch, and raises TokenfeedError if the dataset cannot be described.
+        """
         if self.definition.is_mixture or not self._source.order.HAS_EPOCHS:
             return FeedPosition(sample, None)
         own = sample + self.epoch_offset
         return FeedPosition(sample, own // max(1, self.rows_per_epoch()))
 
     def end_sample(self) -> int:
-        """Return the sample at which a source of a mixture ends it, 2^63 if none does, and log it;
-        asks for the rows of sources with max_epochs.  Raises: TokenfeedError.
+        """Return the sample at which the mixture ends because max_epochs of a source are used up;
+        2^63 if it does not end. The end is logged. Waits for the datasets if a source has
+        max_epochs.
+
+        Raises: InvalidRequest if max_epochs does not suffice for the first block; TokenfeedError.
         """
         max_epochs = self.definition.max_epochs
         if not max_epochs:
@@ -261,13 +284,13 @@ class FeedStream:
     # --- changes ---
 
     def reweighted(self, weights: object, at_sample: int | None, owner: object) -> Change:
-        """Return the stream with other weights from a sample on, and from where on they are in
-        force; this stream if it has them already.
+        """Return the stream with other weights from a sample on, and the sample from which on they
+        are in force; this stream itself if nothing changes.
 
-        weights, at_sample: as a user passed them; None is as soon as possible.  owner: new datasets
-        are closed with it.
-        Raises: InvalidRequest, also for a closed feed; TokenfeedError if new sources cannot be
-        read.
+        weights, at_sample: as a user passed them; at_sample=None is as soon as possible.  owner:
+        newly opened datasets are closed when it is garbage-collected.
+        Raises: InvalidRequest if weights or at_sample are not valid, or the feed is closed;
+        TokenfeedError if new datasets cannot be read.
         """
         at, ahead = self._asked(at_sample)
         by_name = checked_weights(weights, self.definition.block)
@@ -283,13 +306,14 @@ class FeedStream:
         self, list_hash: str, at_sample: int | None, dataset: str | None, owner: object
     ) -> Change:
         """Return the stream in which the tokens of a list are replaced from a sample on, and that
-        sample; this stream if the list is in force by then already. One that begins later is moved
-        to this sample.
+        sample; this stream itself if the list is in force by then already. If the stream has the
+        list from a later sample on, the list now begins at this one.
 
-        list_hash, at_sample, dataset: as a user passed them; None is as soon as possible, and the
-        dataset of a feed without a mixture.  owner: new datasets are closed with it.
-        Raises: InvalidRequest, also for a closed feed, and for a sample before the position or
-        among those that were delivered; StreamMismatch if no server has the list; TokenfeedError.
+        list_hash, at_sample, dataset: as a user passed them. at_sample=None is as soon as possible;
+        dataset=None is the only dataset, and not valid for a mixture.  owner: newly opened datasets
+        are closed when it is garbage-collected.
+        Raises: InvalidRequest if an argument is not valid, the feed is closed, or the sample is not
+        behind all that was delivered; StreamMismatch if no server has the list; TokenfeedError.
         """
         at, ahead = self._asked(at_sample)
         name = self.definition.dataset_named(self.rest, dataset)
@@ -310,15 +334,18 @@ class FeedStream:
     def with_stream(
         self, stream: Stream, *, owner: object, at: tuple[int, History] | None = None
     ) -> FeedStream:
-        """Return what reads another stream; itself if nothing differs. Other sources need other
-        datasets, and this waits until they are described. With the same sources both have the same
-        datasets: `close_unless` ends the one that is not used.
+        """Return a FeedStream that reads another stream; this one if neither stream nor position
+        differs.
 
-        stream: known, but for new sources and stages.  owner: new datasets are closed with it.  at:
-        another position, and the history before it; None keeps this one.
-        Raises: InvalidRequest, also for a closed feed; StreamMismatch if a corpus, its pieces or
-        its planes are others than before, or no server has a list of redactions; TokenfeedError if
-        new sources cannot be read.
+        If the sources to be read differ, new datasets are opened, and this waits until they are
+        described. Otherwise both values share their datasets. The caller drops one of the two
+        values with `close_unless`.
+        stream: known, except for new sources and stages.  owner: newly opened datasets are closed
+        when it is garbage-collected.  at: another position, and the history before it; None keeps
+        the present ones.
+        Raises: InvalidRequest for a closed feed; StreamMismatch if a corpus, its pieces or its
+        planes differ from before, or no server has a list of redactions; TokenfeedError if new
+        datasets cannot be read.
         """
         if stream == self.stream and at is None:
             return self
@@ -352,7 +379,7 @@ class FeedStream:
         return found
 
     def close_unless(self, other: FeedStream) -> None:
-        """Close the datasets, unless they are those of another one."""
+        """Close the datasets, unless `other` has the same ones."""
         if self.datasets is not other.datasets:
             self.datasets.close()
 
@@ -381,10 +408,11 @@ def asked_stream(
     options: FeedOptions,
     open_datasets: Callable[..., Datasets],
 ) -> tuple[FeedStream, WantedPlanes, RankAgreement | None]:
-    """Return what a feed was asked to read; does no I/O. Also the planes that it wants, and what
-    compares it with other ranks, if there are some. Call it once for each feed, in the order of
-    creation: ranks are compared by that number.
+    """Return what a feed reads, the planes that the feed wants, and what compares the feed with
+    other ranks (None if there is nothing to compare). Does no I/O.
 
+    Call this once for each feed, in the order in which feeds are created: the n-th feed of one rank
+    is compared with the n-th feed of the others.
     options: all of them, checked.  open_datasets: opens a target (local/choice.py).  The other
     arguments, and Raises: as for RemoteBatches.
     """

@@ -2,7 +2,7 @@
 
 After a skip, or a change of the batch size or of the number of ranks, one sample index cannot tell
 what a model has seen. A history can: all batches of all ranks, in order. It is short, because
-consecutive batches are one run; and it has integers only, because a sample finds its stage in the
+consecutive batches are one run. It has integers only: the stage of a sample is looked up in the
 stream.
 
 Immutable, so a reference to it stays consistent. The run in progress is added only on request
@@ -70,8 +70,8 @@ class History(NamedTuple):
         return max((run.end_sample for run in self.runs), default=0)
 
     def ahead_of(self, sample: int) -> int:
-        """Return the first sample that may still change for a feed that is at a sample: behind all
-        that was delivered. A sample has one stage, also one that a loop reads again.
+        """Return the first sample that may still change for a feed at a sample: that sample, or the
+        end of all that was delivered if a loop went back. A delivered sample keeps its stage.
         """
         return max(sample, self.end_sample)
 
@@ -97,9 +97,9 @@ class History(NamedTuple):
         )
 
     def since(self, first_sample: int) -> History:
-        """Return the newest part of the history that has no sample before this one: of what was
-        before, the stages are not known any more. A run is cut at its first whole batch from there
-        on.
+        """Return the newest part of the history in which all samples are at or above first_sample.
+        A run that begins below it is cut at its first batch that begins at or above it. The stages
+        of earlier samples are not known any more.
         """
         kept: list[Run] = []
         for run in reversed(self.runs):

@@ -11,9 +11,11 @@ from .history import History
 
 
 def named_runs(stream: Stream, history: History) -> list[dict[str, Any]]:
-    """Return runs, oldest first, each with the stages and redactions of its samples.
+    """Return a dict for each run of a history, oldest first: the fields of Run, "stages" as of
+    `named_stage`, and "redactions" if some are in force in it.
 
-    stream: known, with all sources from number 0 on, and with the stages of all these runs.
+    stream: with the corpora of all its sources, from number 0 on, and with the stages of all these
+    runs.
     """
     found = []
     for run in history.runs:
@@ -32,7 +34,9 @@ def named_runs(stream: Stream, history: History) -> list[dict[str, Any]]:
 
 
 def named_redaction(redaction: Redaction) -> dict[str, Any]:
-    """Return a redaction with its list in hexadecimal digits."""
+    """Return a redaction as a dict: first_sample, source (number), and list_hash in hexadecimal
+    digits.
+    """
     return {
         "first_sample": redaction.first_sample,
         "source": redaction.source,
@@ -41,9 +45,10 @@ def named_redaction(redaction: Redaction) -> dict[str, Any]:
 
 
 def named_stage(stream: Stream, stage: Stage) -> dict[str, Any]:
-    """Return a stage with each source that it reads, its weight and its base.
+    """Return a stage as a dict: first_sample, context_length, and sources: of each that is not
+    paused its number, `named_source`, weight and base (as of Share).
 
-    stream: known, with all sources from number 0 on.
+    stream: with the corpora of all its sources, from number 0 on.
     """
     return {
         "first_sample": stage.first_sample,
@@ -61,10 +66,11 @@ def named_stage(stream: Stream, stage: Stage) -> dict[str, Any]:
 
 
 def named_source(stream: Stream, number: int, context_length: int) -> dict[str, Any]:
-    """Return what a source is.
+    """Return a source as a dict: dataset, order, seed and fingerprint; over documents also
+    long_documents, and the hash of how documents are cut into pieces.
 
-    stream: as of `named_stage`.  number: of the source.  context_length: at which its pieces are
-    named.
+    stream: as for `named_stage`.  number: of the source.  context_length: of the rows that the
+    pieces are made for.
     """
     source = stream.sources[number]
     assert source.corpus is not None

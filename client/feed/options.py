@@ -1,8 +1,8 @@
 """The keyword arguments of a feed: each is named, typed, defaulted and described once, here. Most
-are checked here too; `feed_stream` checks those that depend on others, which are `unchecked`.
+are checked here too; those marked `unchecked` are checked where they are used.
 
-A type checker reads the classes. What checks arguments, and what `help` and `inspect.signature`
-show, reads the same fields at run time. Knows nothing of torch.
+A type checker reads the classes. At run time `checked` reads their fields to check arguments, and
+`takes` to show them in `help` and `inspect.signature`. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Option(NamedTuple):
     """What is known of an argument beside its name and type.
 
     default: its value if it is not given.  check: takes name and value, and returns the value to
-    use, or raises InvalidRequest.  sentence: describes it.
+    use; raises InvalidRequest or NotFound.  sentence: describes the argument; the name comes first.
     """
 
     default: Any
@@ -243,11 +243,12 @@ def options_of(kind: type[Any]) -> Mapping[str, tuple[Any, Option]]:
 
 
 def checked(kind: type[Options], given: Mapping[str, object], taker: str) -> Options:
-    """Return all arguments of a class of them, checked.
+    """Return all arguments of a class of options, checked; those not given have their default.
 
-    given: those that the caller gave.  taker: what they were given to, for the message.
-    Raises: TypeError for an unknown argument, which names the nearest one; InvalidRequest or
-    NotFound for a value, naming the argument and its limit.
+    kind: a TypedDict whose fields are annotated with an Option.  given: what the caller passed.
+    taker: name of the function or class that was called, for the message.
+    Raises: TypeError for an unknown argument, with the nearest name, or all names; InvalidRequest
+    or NotFound for a value, naming the argument and its limit.
     """
     known = options_of(kind)
     for name in given:
@@ -262,10 +263,11 @@ def checked(kind: type[Options], given: Mapping[str, object], taker: str) -> Opt
 
 
 def takes(kind: type[Any], **defaults: object) -> Callable[[Taker], Taker]:
-    """Return a decorator that shows each argument of a class of them in the signature and the
-    docstring of a function, which takes them as **options.
+    """Return a decorator for a function that takes the arguments of a class as **options: it shows
+    each of them in the function's signature and docstring.
 
-    defaults: of arguments whose default differs in this function.
+    kind: a TypedDict whose fields are annotated with an Option.  defaults: of arguments whose
+    default differs in this function.
     """
 
     def show(function: Taker) -> Taker:

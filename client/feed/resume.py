@@ -57,10 +57,10 @@ class Resumed(NamedTuple):
 
 
 def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object) -> Resumed:
-    """Return the stream with which a feed goes on after it loads a state. The feed itself is not
-    changed.
+    """Return what a feed reads after it loads a state. The feed itself is not changed.
 
-    own: what it reads.  allow: as a user passed it.  owner: new datasets are closed with it.
+    own: what the feed reads now.  state: to be loaded.  allow: as a user passed it.  owner: newly
+    opened datasets are closed when it is garbage-collected.
     Raises: as for `Feed.load_state_dict`.
     """
     is_collection = isinstance(allow, (tuple, list, set, frozenset))
@@ -478,8 +478,11 @@ def _require_same_source(theirs: Source, ours: Source, length: int) -> None:
 
 
 def renamed(saved: Stream, mine: Stream) -> Stream:
-    """Return the stream of a state with a feed's names of renamed datasets: those of the same
-    corpus, order and seed, in the order of their numbers.
+    """Return the stream of a state in which a dataset that the feed does not name has the feed's
+    new name for it: of a source with the same corpus, order, seed and long_documents. If several
+    fit, they are taken in the order of their numbers.
+
+    saved: the stream of the state.  mine: the stream of the feed, with its corpora.
     """
     known = {each.dataset for each in saved.sources}
     own = {each.dataset for each in mine.sources}
@@ -507,23 +510,23 @@ def _renumbered(stage: Stage, numbers: Mapping[int, int]) -> Stage:
 def continued(
     saved: Stream, own: Stages, sample: int, names: Sequence[str], *, allow: bool
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
-    """Return the stages with which a mixture goes on after a state, and what to log of them.
+    """Return the stages with which a mixture goes on after a state, and messages to be logged.
 
-    The past, the stages of the state that begin before the saved sample, stays as it was. It has to
-    be one of these:
-    - the stages of the definition, and the changes that the state has (`change_mixture`);
-    - the same behind the last stage that is marked RESUMED: there the definition has continued
-      another one;
-    - any, if the definition has a single stage with the weights that are in force at the saved
-      sample. That stage is marked RESUMED.
-    Changes of the state behind the saved sample stay where they have room, and are dropped, which
-    is logged, where they have not.
-    own: stages of the definition, in the numbers of the state.  sample: of the state.  names: of
-    all sources, by their numbers.  allow: whether any other past is continued too, by a stage with
-    the weights of the definition, at the first end of a block from the saved sample on, in place of
-    the changes behind it.
-    Raises: StreamMismatch, naming what differs; InvalidRequest if this definition has no room
-    behind an appended stage.
+    The past (the stages of the state that begin before the saved sample) stays as it was. It is
+    accepted in these cases:
+    - it is what the definition and the changes in the state (`change_mixture`) give;
+    - the last stage marked RESUMED has the weights of the definition, and from that stage on the
+      past is what the definition and the changes give;
+    - the definition has a single stage, with the weights in force at the saved sample. The present
+      stage is then marked RESUMED.
+    Changes behind the saved sample stay if they have a block; else they are dropped, which is
+    logged.
+    own: stages of the definition, with the source numbers of the state.  sample: the saved one.
+    names: of all sources, by their numbers.  allow: whether to accept every other past: then a
+    stage with the weights of the definition begins at the first end of a block from the saved
+    sample on, and replaces later changes.
+    Raises: StreamMismatch, naming what differs; InvalidRequest if a later stage of the definition
+    has no block behind that stage.
     """
     stages = saved.stages
     present = stages[saved.place_of(sample)]

@@ -37,13 +37,13 @@ class Datasets(Protocol):
         """Return the description of each source; waits for them.  Raises: TokenfeedError."""
 
     def require_redactions(self, redactions: Redactions) -> None:
-        """Raise StreamMismatch unless the datasets have the lists of redactions; of several servers
-        those without them are logged. Waits like `await_described`, and raises the same.
+        """Raise StreamMismatch unless the files, or at least one server, have all lists of some
+        redactions. Servers that lack a list are logged. Waits and raises like `await_described`.
         """
 
     def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
-        """Return kind and fingerprint of the planes of each source that the feed reads; waits like
-        `await_described`.
+        """Return for each source the kind and the fingerprint of each plane (planes.py) of it that
+        the feed wants. Waits and raises like `await_described`.
         """
 
     @property
@@ -54,28 +54,33 @@ class Datasets(Protocol):
         """Read document starts too from now on, where all datasets know them; does no I/O."""
 
     def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
-        """Return the number of rows of an order of a dataset; per epoch if it has epochs.
+        """Return how many rows a dataset has in an order; per epoch if the order has epochs. Waits
+        like `await_described`.
 
-        context_length: if it differs from that of the stream.  place: of the dataset among the
-        sources.  Raises: TokenfeedError.
+        order: its name.  context_length: of the rows; None is that of the stream.  place: index of
+        the source in the stream.
+        Raises: NotFound if there is no such order; TokenfeedError.
         """
 
     def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> RowSource:
-        """Return the rows of a request, which does not receive before `start`.
+        """Return the rows of a request. Nothing is received before `start` of the result.
 
-        request: with the known stream.  prefetch_bytes: memory for prefetched rows.  counters: are
-        updated by the rows.
+        request: over a known stream.  prefetch_bytes: limit of the host memory for prefetched rows.
+        counters: updated as rows arrive.
         """
 
     def end_with(self, owner: object) -> None:
         """Close the datasets when an object is garbage-collected."""
 
     def close(self) -> None:
-        """End all rows of it. May be called twice, from any thread."""
+        """End all rows of these datasets. May be called twice, from any thread."""
 
 
 def note_of(datasets: Datasets, stream: Stream) -> Note:
-    """Return what notes the host part of batches of a stream.  datasets: of its sources."""
+    """Return the function that makes the HostPart of each batch of a stream from its rows.
+
+    datasets: of the sources of the stream. The function is called when rows have arrived.
+    """
 
     @cache
     def limits() -> tuple[bool, int | None]:

@@ -59,8 +59,9 @@ Item = TypeVar("Item")
 class State(NamedTuple):
     """A saved position.
 
-    sample: the next sample of row 0 of rank 0, in [0, 2^63].  stream: known.  history: before that
-    sample.  planes: those that mask targets.
+    sample: the next sample of row 0 of rank 0, in [0, 2^63].  stream: known, that is with its
+    corpora.  history: what was delivered until the state was saved.  planes: fingerprints of the
+    planes that mask targets.
     """
 
     sample: int
@@ -70,10 +71,11 @@ class State(NamedTuple):
 
 
 def folded(stream: Stream, sample: int) -> Stream:
-    """Return a known stream without its oldest stages, if there are more than a state holds. The
-    identity of the stage before and the bases stand for them.
+    """Return a known stream without its oldest stages, if it has more than STAGES_MAX stages or
+    SHARES_MAX shares. The first stage that is kept has the identity of the stage before it and the
+    bases of its sources, so no row changes.
 
-    sample: the next one; its stage and all later ones stay.
+    sample: the next one; its stage and all later ones are kept.
     """
     present, shares, kept = stream.place_of(sample), 0, 0
     for place, stage in reversed(list(enumerate(stream.stages))):
@@ -93,8 +95,9 @@ def folded(stream: Stream, sample: int) -> Stream:
 def plain_stream(stream: Stream) -> list[Any]:
     """Return a known stream as lists, numbers and text.
 
-    Of its stages only the first one has the identity before it: the others follow from it. At the
-    end is a hash of all values before it: an identity covers no source that is paused.
+    Only the first stage is written with the identity of the stage before it; those of later stages
+    are computed from it. The last value is a hash of all others: it also covers paused sources,
+    which an identity does not.
     """
     first = stream.stages[0]
     values = [

@@ -19,8 +19,8 @@ from .history import History
 class FeedPosition(NamedTuple):
     """The position of a feed.
 
-    samples: delivered so far by all ranks, counted from sample 0 of the stream.  epoch: of the
-    next sample; None if the order has no epochs.
+    samples: index of the next sample of row 0 of rank 0; skipped samples count too.  epoch: of that
+    sample; None for a mixture, or if the order has no epochs.
     """
 
     samples: int
@@ -28,10 +28,11 @@ class FeedPosition(NamedTuple):
 
 
 class SourceStats(NamedTuple):
-    """What a source of a mixture has contributed.
+    """What a dataset of a mixture has contributed.
 
-    samples, tokens: in the batches of all ranks of the feed's history (tokens of x).  epochs: the
-    same as a part of the windows of its corpus; None for an order without epochs.
+    samples, tokens: in the batches of all ranks of the feed's history (tokens of x).  epochs:
+    samples divided by the rows per epoch; None if the order has no epochs, or the rows are not
+    known, as before the first batch.
     """
 
     samples: int
@@ -41,10 +42,12 @@ class SourceStats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WaitHistogram:
-    """How long a feed waited for its batches: one wait for each batch, 0 if it was there.
+    """How long a feed waited for its batches. A batch that was ready counts as a wait of 0; a wait
+    that ended without a batch counts too.
 
-    bounds_seconds: upper bounds of the buckets.  counts: waits of at most each bound, and last all
-    of them; so they rise.  sum_seconds: of all waits.
+    bounds_seconds: upper bounds of the buckets.  counts: how many waits took at most each bound,
+    and as the last value how many there were in all; so they never fall.  sum_seconds: of all
+    waits.
     """
 
     bounds_seconds: tuple[float, ...] = WAIT_BOUNDS_SECONDS
@@ -103,8 +106,8 @@ def stats_of(
 ) -> FeedStats:
     """Return the statistics of a feed.
 
-    counters: of its streams.  rows: of the current one.  batch_size: rows of a batch.  The other
-    arguments: as in FeedStats.
+    counters: what its streams have counted.  rows: those being read now; None if there are none.
+    batch_size: rows of a batch.  The other arguments: as in FeedStats.
     """
     # Each is read once: other threads change them.
     wait_seconds, since = counters.wait_seconds, counters.waiting_since
@@ -136,7 +139,8 @@ def source_stats(
 ) -> dict[str, SourceStats]:
     """Return what the batches of a history have of each dataset, by its name.
 
-    rows: of sources in an epoch, by their numbers; of others, no epochs are counted.
+    stream: with the stages of all runs of the history.  rows: number of a source -> its rows per
+    epoch. If a source of a dataset is missing there, epochs of that dataset are None.
     """
     found: dict[str, SourceStats] = {}
     for run in history.runs:

@@ -1,1 +1,1 @@
-"""Specification, identity and positions of a stream."""
+"""What a stream is: sources, stages, redactions; orders, identity, positions and planes."""

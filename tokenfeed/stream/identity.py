@@ -1,11 +1,13 @@
-"""The identity of a stream: a hash of everything that makes two streams the same stream.
+"""Hashes that tell whether two streams have the same rows.
 
-Pure: it defines which bytes to hash and how to combine their hashes; the server reads them.
-Every canonical form is lines of ASCII, so that any language can write it: docs/protocol.md,
-Identity, Redactions, Planes.
+The fingerprint of a corpus is a hash of its tokens, above 2^30 bytes of a part of them. The
+identity of a stage is a hash of all that its rows follow from: fingerprints, orders, seeds, shares,
+context length, and the identity of the stage before it. No fingerprint and no identity decides
+which row a sample has.
 
-The fingerprint protects a stream, but does not affect it: the tokens of a sample depend only on
-order, seed, context length and the files' token counts.
+Pure: this module says which bytes are hashed, and combines the hashes; the server reads the bytes.
+Hashes are combined as lines of ASCII, so that any language can do it: docs/protocol.md,
+Fingerprint, Identity and Planes.
 """
 
 from __future__ import annotations
@@ -59,10 +61,10 @@ def fingerprint(
 
 
 def fingerprint_of_rows(found: bytes, row_tokens: int | None) -> bytes:
-    """Return the fingerprint of files of rows.
+    """Return the fingerprint of files that were packed into rows, 32 bytes.
 
-    found: that of the same files without rows.  row_tokens: tokens of each row; None returns
-    `found` as it is.
+    found: the fingerprint of the same files as plain tokens.  row_tokens: tokens of each row; None
+    if the files were not packed, which returns `found` as it is.
     """
     if row_tokens is None:
         return found
@@ -70,18 +72,22 @@ def fingerprint_of_rows(found: bytes, row_tokens: int | None) -> bytes:
 
 
 def digest(dtype: str, token_counts: Iterable[int], block_digests: Iterable[bytes]) -> bytes:
-    """Return the full digest of a corpus, 32 bytes: like `fingerprint`, but over
-    `content_blocks(complete=True)`.
+    """Return the full digest of a corpus, 32 bytes. It never equals the fingerprint, also where
+    both cover every byte.
+
+    dtype, token_counts: as for `fingerprint`.  block_digests: SHA-256 of each block of
+    `content_blocks` with complete=True, in order.
     """
     return _corpus_hash("digest", dtype, token_counts, block_digests)
 
 
 def stage_identity(seed: int, stage: Stage, sources: Mapping[int, Source]) -> bytes:
-    """Return the identity of the rows of a stage without redactions, 32 bytes.
+    """Return the identity of the rows of a stage, without redactions, 32 bytes.
 
-    seed: of the stream; hashed as 0 if nothing is permuted within blocks.  stage: with the identity
-    before it; only its sources with a weight above 0 count.  sources: by their numbers, with their
-    corpora.
+    seed: of the stream; hashed as 0 if the weights of the stage have the sum 1.  stage: its
+    `previous` has to be set; sources of weight 0 are not hashed.  sources: at least those with a
+    weight above 0, by their numbers; the corpus of each has to be known, and over documents its
+    pieces at the context length of the stage.
     """
     lines = [
         "tokenfeed-stage-4",
@@ -122,10 +128,10 @@ def redacted_identity(identity: bytes, redactions: Sequence[tuple[int, int, byte
 
 
 def redaction_list_hash(fill: int, ranges: Sequence[tuple[int, int, int]]) -> bytes:
-    """Return the hash of a list of redactions, 32 bytes.
+    """Return the hash of a list of token ranges, as a redaction names it, 32 bytes.
 
-    fill: the token that replaces redacted ones.  ranges: (file, first token, end token), ascending;
-    they neither overlap nor touch.
+    fill: the token that replaces those in the ranges.  ranges: (index of the file, first token in
+    the file, end token, exclusive), ascending; they neither overlap nor touch.
     """
     lines = ["tokenfeed-redactions-1", f"fill={fill}", f"ranges={len(ranges)}"]
     return _hash(*lines, *(f"range={file} {first} {end}" for file, first, end in ranges))
@@ -140,12 +146,12 @@ def pieces_hash(
 ) -> bytes:
     """Return the hash of how documents are cut into pieces, 32 bytes.
 
-    It covers the lengths of all documents, also of those without a piece: with the same pieces at
-    other places, rows have other tokens.
-    long_documents: "cut", "drop" or "truncate".  delimiter: the token that ends a document; None
-    if the format defines it.  document_counts: of each file, those that have tokens.
-    lengths_sha256: of the tokens of each such document, 8 bytes each, little-endian, in the order
-    of the corpus; hexadecimal.
+    It covers the length of every document with tokens, also of one without a piece: such a document
+    moves the pieces behind it.
+    context_length: T of the rows.  long_documents: "cut", "drop" or "truncate".  delimiter: the
+    token that was searched for as the end of documents; None if none was.  document_counts: number
+    of documents with tokens in each file.  lengths_sha256: SHA-256, hexadecimal, of the number of
+    tokens of each of these documents, 8 bytes each, little-endian, in the order of the corpus.
     """
     return _hash(
         "tokenfeed-pieces-1",
@@ -163,8 +169,10 @@ def plane_fingerprint(
 ) -> bytes:
     """Return the fingerprint of a plane of a dataset, 32 bytes.
 
-    kind: its field number in a frame.  entry_counts: of each file, in order.  block_digests:
-    SHA-256 of each of `content_blocks` of its concatenated entries.
+    kind: field number of the plane in a Frame.  entry_counts: number of entries of each file, in
+    order. An entry of a loss mask is the byte of a token, one of document starts is the 8 bytes of
+    a start.  block_digests: SHA-256 of each of `content_blocks` of all entries end to end, in
+    order.
     """
     counts = list(entry_counts)
     return _hash(
@@ -177,10 +185,11 @@ def plane_fingerprint(
 
 
 def stage_plane_fingerprint(kind: int, fingerprints: Sequence[tuple[int, bytes]]) -> bytes:
-    """Return the fingerprint of a plane of a stage of a mixture, 32 bytes.
+    """Return the fingerprint of a plane of a stage with several sources, 32 bytes. (A call for a
+    stage with one source has the fingerprint of that source's plane instead.)
 
-    kind: its field number in a frame.  fingerprints: (number of the source, fingerprint of its
-    plane) of each source that has the plane, ascending.
+    kind: field number of the plane in a Frame.  fingerprints: (number of the source, fingerprint of
+    its plane) of each source that has the plane, ascending by number.
     """
     lines = ["tokenfeed-stage-plane-1", f"plane={kind}", f"sources={len(fingerprints)}"]
     for number, fingerprint in fingerprints:

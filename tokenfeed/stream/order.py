@@ -10,12 +10,15 @@ import numpy.typing as npt
 
 
 class Order(Protocol):
-    """The interface of a module of orders/.
+    """The interface of an order: each module of sampling/orders/ has it. An order says at which
+    place of a corpus the row of a sample is.
 
-    NAME: on the wire.  USES_SEED: whether the seed is part of the identity.
-    HAS_EPOCHS: the places are the non-overlapping windows, each visited once per epoch; else every
-    token offset.  LONG_DOCUMENTS: what it can do with documents longer than a row, the default
-    first; none if its rows are windows. The places of an order over documents are their rows.
+    Places are numbered from 0, file by file. They are non-overlapping windows in an order of
+    windows with epochs, and windows at every token offset in one without; rows of pieces of
+    documents in an order over documents. In a corpus of packed rows, each place is one of its rows.
+    NAME: name on the wire.  USES_SEED: whether places depend on the seed.  HAS_EPOCHS: whether each
+    epoch has every place once.  LONG_DOCUMENTS: what an order over documents can do with documents
+    longer than a row ("cut", "drop", "truncate"), the default first; empty for an order of windows.
     """
 
     NAME: str
@@ -28,8 +31,8 @@ class Order(Protocol):
     ) -> npt.NDArray[np.int64]:
         """Return the place of each sample, int64[n], each in [0, place_count).
 
-        samples: int64[n], the source's own, each at least 0, of any epoch.  seed: in [0, 2^64).
-        place_count: at least 1.
+        samples: int64[n], as the source counts them: from 0, through all epochs.  seed: of the
+        source, in [0, 2^64).  place_count: number of places of its corpus, at least 1.
         """
         ...
 
@@ -56,10 +59,12 @@ class Order(Protocol):
         place_count: int,
         /,
     ) -> npt.NDArray[np.int64]:
-        """Return where places come in an epoch: the inverse of `places`, which maps sample
-        epoch * place_count + index to a place.
+        """Return the index of each place in its epoch. It is the inverse of `places`, which maps
+        the sample epoch * place_count + index to the place.
 
-        places, epochs: int64[n], each in [0, place_count), and at least 0.
-        Returns: int64[n], each in [0, place_count).  Raises: InvalidRequest if it has no epochs.
+        places: int64[n], each in [0, place_count).  epochs: int64[n], the epoch of each, at least
+        0.  seed, place_count: as for `places`.
+        Returns: int64[n], each in [0, place_count).
+        Raises: InvalidRequest if the order has no epochs.
         """
         ...

@@ -1,6 +1,7 @@
-"""Planes: data that accompanies the tokens of rows. Each kind is a field of Frame, 50 to 99.
+"""Planes: data that accompanies the tokens of rows, such as a loss mask. Each kind is a field of
+the message Frame, with a number from 50 to 99.
 
-The contract is the only list: every kind in tokenfeed.proto is known here.
+The kinds are read from tokenfeed.proto: there is no other list of them.
 """
 
 from __future__ import annotations

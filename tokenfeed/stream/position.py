@@ -1,11 +1,11 @@
-"""The position in a stream: first sample, rank, world size and batch size <-> sample index.
+"""The samples of a rank's rows: by first sample, batch size, rank and world size. Pure arithmetic.
 
-Pure arithmetic. Messages contain samples, never steps, so a position means the same at any batch
-size and world size:
+Row `row` of batch k of a rank has the sample
 
     sample = first_sample + k * world_size * batch_size + rank * batch_size + row    (k = 0, 1, ...)
 
-The rows of a rank are numbered: row r of its batch k is its row k * batch_size + r.
+The rows of a rank are numbered through all batches: this one is row k * batch_size + row. Messages
+contain samples, never steps: a sample means the same at any batch size and world size.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ SAMPLE_END = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One rank's position in the order of samples. Always valid once constructed.
+    """The rows of one rank from a sample on. Always valid once constructed.
 
-    first_sample: sample of row 0 of rank 0 in the first batch of the stream, in [0, 2^63).
-    batch_size: rows per rank and batch, in [1, 2^20].  rank: in [0, world_size).  world_size: in
-    [1, 2^32].
-    Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
+    first_sample: sample of row 0 of rank 0 in batch 0 of this position, in [0, 2^63).  batch_size:
+    rows per rank and batch, in [1, 2^20].  rank: data-parallel, in [0, world_size).  world_size:
+    number of ranks, in [1, 2^32].
+    Raises: SamplesExhausted for a first_sample from 2^63 on; InvalidRequest for any other value out
+    of range. Both name the field.
     """
 
     first_sample: int
@@ -61,7 +62,7 @@ class Position:
 
     @property
     def batches_left(self) -> int:
-        """Number of batches from here on with all samples below 2^63."""
+        """Number of batches, from batch 0 on, with all rows of this rank below sample 2^63."""
         past_own_rows = (self.rank + 1) * self.batch_size
         return max(0, (SAMPLE_END - self.first_sample - past_own_rows) // self.stride + 1)
 
@@ -72,7 +73,9 @@ class Position:
         return batches * self.batch_size + min(rest, self.batch_size)
 
     def batch_first_sample(self, batch: int) -> int:
-        """Return the sample of row 0 of rank 0 in a batch: first_sample of a request for it."""
+        """Return the sample of row 0 of rank 0 in a batch: the first_sample of a position that
+        begins with this batch.  batch: counted from 0.
+        """
         return self.first_sample + batch * self.stride
 
     def sample_of(self, row: int) -> int:

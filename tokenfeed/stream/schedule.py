@@ -1,7 +1,9 @@
 """Where the stages of a stream begin, and with which samples of each source. Pure arithmetic.
 
-A stage is asked for at a sample and begins at the first end of a block from there on: only there a
-source's own samples have no gap. docs/protocol.md, Streams, has the formulas.
+The samples of a stage come in blocks, each with a fixed number of samples of every source
+(stage.py). A stage is asked for at a sample, and begins at the first end of a block at or behind
+it: only at the end of a block no source has left out a sample. docs/protocol.md, Streams, has the
+formulas.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ def first_stage(context_length: int, weights: Mapping[int, int]) -> Stage:
 
 
 def next_stage(last: Stage, asked: int, weights: Mapping[int, int], origin: int = DEFINED) -> Stage:
-    """Return the stage with other weights that is asked for at a sample.
+    """Return the stage that follows another one with other weights, at the same context length. It
+    begins at the first end of a block of `last` at or behind the sample that it is asked for at.
 
-    last: the stage before it, whose whole blocks come first.  asked: above last.first_sample.
-    weights: as of `first_stage`; sources that are missing pause.  origin: who asked (stage.py).
-    Raises: InvalidRequest; SamplesExhausted if it would begin at or above sample 2^63.
+    last: the stage before it.  asked: the sample that it is asked for at, at least
+    last.first_sample; if it is that, it begins there, and `last` has no row.  weights: as for
+    `first_stage`; sources of `last` that are missing pause.  origin: DEFINED, CHANGED or RESUMED.
+    Raises: InvalidRequest for weights out of range; SamplesExhausted if it would begin at or above
+    sample 2^63, or a source at or above its own sample 2^63.
     """
     blocks = last.blocks_before(asked)
     bases = {share.source: share.base + blocks * share.weight for share in last.shares}
@@ -46,19 +51,25 @@ def next_stage(last: Stage, asked: int, weights: Mapping[int, int], origin: int 
 def planned_stage(
     context_length: int, asked: int, weights: Mapping[int, int], origin: int = DEFINED
 ) -> Stage:
-    """Return a stage as it is asked for, for `scheduled`: where it begins is not known yet."""
+    """Return a stage that is asked for at a sample, for `later` of `scheduled`. Its index, its
+    first sample and its bases are placeholders.
+
+    context_length: of the stages before it; `scheduled` does not change it.  asked: at which
+    sample, in [0, 2^63).  weights, origin: as for `next_stage`.
+    Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
+    """
     shares = _shares({}, weights)
     return Stage(0, asked, context_length, shares, asked=asked, origin=origin)
 
 
 def scheduled(begun: Sequence[Stage], later: Iterable[Stage] = ()) -> tuple[Stage, ...]:
-    """Return stages, each with the sample where it really begins.
+    """Return stages, each with the index, first sample and bases that it really has.
 
-    begun: at least one; they stay as they are.  later: in order; placed by `asked`, weights and
-    `origin`. As long as they come out as they were, they keep their `previous`; from the first
-    other one on it is b"".
-    Raises: InvalidRequest if a stage would begin at or before the one before it; SamplesExhausted
-    if one begins at or above sample 2^63.
+    begun: at least one; returned unchanged.  later: the stages behind them, in order. Each begins
+    as `next_stage` says, by its `asked`, weights and `origin`. Later stages keep their `previous`
+    up to the first one that differs from what was given; that one and all behind it have b"".
+    Raises: InvalidRequest if a stage is asked for at or before the begin of the stage before it;
+    SamplesExhausted if one would begin at or above sample 2^63.
     """
     found = list(begun)
     are_known = True  # whether all stages so far are what they were
@@ -86,11 +97,11 @@ def _shares(bases: Mapping[int, int], weights: Mapping[int, int]) -> tuple[Share
 
 
 class Exhausted(NamedTuple):
-    """Where a source ends: its epochs are used up.
+    """Where a source ends, because its epochs are used up.
 
-    sample: first sample of the first block that the source cannot fill.  stage: index of that
-    block's stage.  source: number of the source.  source_samples: that the source has contributed
-    by then.
+    sample: first sample of the first block that the source cannot fill.  stage: index of the stage
+    of that block, among the stages that were given.  source: number of the source.  source_samples:
+    how many of its own samples come before that block.
     """
 
     sample: int
@@ -136,11 +147,12 @@ def _end_of(stage: Stage, share: Share, limit: int) -> Exhausted:
 
 
 class WithoutExhausted(NamedTuple):
-    """A mixture that goes on without each source that is exhausted.
+    """A mixture that goes on without the sources that are exhausted.
 
-    stages: its stages.  exhausted: where each source ends that does, in the order in which they
-    leave.  end_sample: where the last source of a stage ends, and the mixture with it; None if it
-    never does.
+    stages: of the mixture that goes on.  exhausted: where sources end, in the order in which they
+    do; their `stage` is an index of the stages that were given.  end_sample: where a stage has no
+    source left, so that the mixture ends; None if that is not so before the end_sample that was
+    given.
     """
 
     stages: tuple[Stage, ...]
@@ -154,12 +166,12 @@ def without_exhausted(
     end_sample: int = SAMPLE_END,
     sample: int = 0,
 ) -> WithoutExhausted:
-    """Return the stages that go on without each source from the block on that it cannot fill. A
-    later stage without any other source is left out.
+    """Return a mixture in which each source pauses from the first block on that it cannot fill. A
+    later stage all of whose sources have ended is left out.
 
-    limits, sample: as for `first_exhausted`; nothing changes before the sample.  end_sample:
-    sources that end from there on are left in.
-    Raises: like `scheduled`.
+    stages: of the mixture.  limits, sample: as for `first_exhausted`; no stage changes before
+    `sample`.  end_sample: a source that ends at this sample or behind it stays.
+    Raises: SamplesExhausted if a stage would begin at or above sample 2^63.
     """
     begun, ends = [stages[0]], list[Exhausted]()
 

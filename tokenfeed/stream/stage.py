@@ -1,7 +1,9 @@
-"""What a stream is made of: sources, and stages in which they have shares.
+"""What a stream is made of: sources, stages in which they have shares, and redactions.
 
-Integers and hashes: no file, no clock, nothing of a user's but the name by which a server finds a
-dataset.
+The samples of a stage come in blocks. Each block has of every source as many samples as its weight
+says, permuted. Each source counts its own samples from 0, whatever comes between them.
+
+Values are integers and hashes, and the names by which servers find datasets: no file, no clock.
 """
 
 from __future__ import annotations
@@ -28,18 +30,19 @@ DEFINED, CHANGED, RESUMED = 0, 1, 2
 be added to CHANGED: from there on a feed of another definition has continued.
 """
 FACTS: dict[str, type] = {"order": str, "seed": int}
-"""Fields of a source that say at which place of its corpus each own sample is, by their names in
-the contract -> their types there. Identity, request, state, history and what compares sources have
-just these.
+"""Fields of a source that decide at which place of its corpus each of its samples is, by their
+names in the contract -> their types there. Identity, request, state and history take them from
+here.
 """
 _CONTEXT_LENGTH_END = 1 << 64
 
 
 class Corpus(NamedTuple):
-    """What a server says of a dataset; equal where the rows are equal.
+    """What identifies the rows of a dataset, as a server describes it.
 
-    fingerprint: 32 bytes.  pieces: for an order over documents, (context length, hash of the
-    pieces) of each context length that is read, ascending; else empty.
+    fingerprint: of the corpus (identity.py), 32 bytes.  pieces: for an order over documents,
+    (context length, hash of the pieces) of each context length that is known, ascending; else
+    empty.
     """
 
     fingerprint: bytes
@@ -78,7 +81,7 @@ class Source:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The values of FACTS, an order by its name."""
+        """The values of FACTS; of an order, its name."""
         return {name: getattr(self, name) for name in FACTS} | {"order": self.order.NAME}
 
     @property
@@ -102,10 +105,10 @@ def _long(order: Order, long_documents: str) -> str:
 
 
 class Share(NamedTuple):
-    """What one source has of a stage.
+    """The part of one source in a stage.
 
-    source: its number.  weight: its samples in a block, in [0, 2^20]; 0 pauses it.  base: its own
-    sample with which the stage begins, in [0, 2^63).
+    source: number of the source.  weight: its samples in each block, in [0, 2^20]; 0 pauses it.
+    base: the first (lowest) of its own samples in the stage, in [0, 2^63).
     """
 
     source: int
@@ -118,11 +121,15 @@ class Stage:
     """The length of rows and the shares of the sources from a sample on. Always valid once
     constructed.
 
-    index: in [0, 2^32).  first_sample: where it begins, in [0, 2^63).  context_length: T, at least
-    1; a row has T + 1 tokens.  shares: by ascending number of the source.  previous: the identity
-    of the stage before it, 32 bytes; b"" while that is not known.  asked, origin: at which sample
-    it was asked for, and by whom.  defined: of the first stage that is kept, the weights that the
-    definition of the feed had before it, by number of the source. No row depends on these three.
+    index: in the stream, in [0, 2^32).  first_sample: where the stage begins, in [0, 2^63).
+    context_length: T, at least 1; a row has T + 1 tokens.  shares: by ascending number of the
+    source; their weights have a sum in [1, 2^20].  previous: the identity of the stage before it,
+    32 bytes, FIRST_PREVIOUS for stage 0; b"" while it is not known.
+
+    On the following no row depends.  asked: the sample that the stage was asked for at.  origin:
+    who asked: DEFINED, CHANGED or RESUMED.  defined: empty, unless a saved state has dropped the
+    stages before this one: then (number of a source, weight) of the last of them that was not a
+    change.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 
@@ -173,7 +180,7 @@ class Stage:
 
     @property
     def weights(self) -> dict[int, int]:
-        """The samples of each source in a block that are not 0, by its number."""
+        """Number of a source -> its weight, for all sources that do not pause."""
         return {share.source: share.weight for share in self.shares if share.weight}
 
     @property
@@ -182,7 +189,9 @@ class Stage:
         return tuple(share for share in self.shares if share.weight)
 
     def blocks_before(self, sample: int) -> int:
-        """Return the blocks that it takes to reach a sample: whole ones, and one that is begun."""
+        """Return how many blocks of the stage begin before a sample.  sample: at least
+        first_sample.
+        """
         return -(-(sample - self.first_sample) // self.block_size)
 
 

@@ -1,11 +1,13 @@
 """What a stream is: one value from which rows, identity, request and saved state follow.
 
-A stream reads sources, in stages. A stage says which share of its samples each source has, and how
-long rows are, from a sample on. Whatever makes later rows another function of the sample begins a
-stage: other weights, another context length, another corpus, order or seed. A stream over one
-dataset is a stage with one source of weight 1.
+A stream reads sources, in stages. A stage says how long rows are, and which share of the samples
+each source has, from a sample on. Whatever makes later rows another function of the sample begins a
+stage: other weights, another context length, another corpus, order or seed. Redactions replace
+tokens, and begin none. A stream over one dataset begins with one stage, of one source with weight
+1.
 
-Planes, positions and batch sizes are no part of it: they say which of its rows to send.
+Planes, positions and batch sizes are no part of a stream: they say which rows to send, and what
+with them.
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ from .stage import (
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream. Always valid once constructed.
+    """What is read, as one value. Always valid once constructed.
 
-    It is asked for at first, and known once servers have described its corpora (`known`): only then
-    it has an identity.
-    seed: permutes blocks of more than one sample, in [0, 2^64).  sources: by ascending number; at
-    least those that the stages have.  stages: at least one, with ascending first samples and
-    consecutive indices; the first one may have an index above 0, if those before it are not needed
-    any more.  redactions: ascending.
-    Raises: InvalidRequest, naming the field and its limit.
+    A stream is *known* once its sources have their corpora and its stages their `previous`: see
+    `known`. Before that it has no identity.
+    seed: permutes the samples of blocks of more than one, in [0, 2^64).  sources: by ascending
+    number; at least those with a share.  stages: at least one, with ascending first samples and
+    consecutive indices; the first index is above 0 if earlier stages were dropped.  redactions: by
+    ascending first sample, source and list hash, each once.
+    Raises: InvalidRequest, naming the field and the problem.
     """
 
     seed: int
@@ -86,7 +88,13 @@ class Stream:
         long_documents: str = "",
         redactions: Redactions = (),
     ) -> Stream:
-        """Return the stream over one dataset: one source, one stage, weight 1."""
+        """Return the stream over one dataset: source 0 with weight 1, in one stage from sample 0
+        on.
+
+        dataset, order, long_documents: as for Source.  seed: of the source and of the stream.
+        context_length: T, at least 1.  redactions: of source 0, as for Stream.
+        Raises: InvalidRequest, naming the field and its limit.
+        """
         source = Source(dataset, order, seed, long_documents=long_documents)
         stage = Stage(0, 0, context_length, (Share(0, 1, 0),), FIRST_PREVIOUS)
         return cls(seed, (source,), (stage,), redactions)
@@ -98,13 +106,15 @@ class Stream:
 
     @property
     def source(self) -> Source:
-        """The only source."""
+        """The source of a stream that has one.  Raises: ValueError if there are several."""
         (source,) = self.sources
         return source
 
     @property
     def stage(self) -> Stage:
-        """The only stage, as of `at`."""
+        """The stage of a stream that has one, such as `at` returns.  Raises: ValueError if there
+        are several.
+        """
         (stage,) = self.stages
         return stage
 
@@ -120,34 +130,43 @@ class Stream:
 
     @property
     def order_name(self) -> str:
-        """The name of the order of the samples, for people: of its only source, or MIXTURE."""
+        """The name of the order of the samples, for people: that of the only source if the stream
+        is plain, else MIXTURE.
+        """
         is_one = self.is_plain and len(self.sources) == 1
         return self.sources[0].order.NAME if is_one else MIXTURE
 
     @property
     def context_length(self) -> int:
-        """T of the last stage."""
+        """The context length of the last stage."""
         return self.stages[-1].context_length
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of a row of the last stage: T inputs and T targets share all but one token."""
+        """Tokens of a row of the last stage: one more than its context length."""
         return self.context_length + 1
 
     def place_of(self, sample: int) -> int:
-        """Return the place of a sample's stage in `stages`; 0 for one before the first stage."""
+        """Return which of `stages` a sample belongs to: an index of this tuple, not Stage.index. It
+        is 0 for a sample before the first stage.
+        """
         at = bisect_right(self.stages, sample, key=lambda stage: stage.first_sample)
         return max(at - 1, 0)
 
     def end_of(self, place: int) -> int | None:
-        """Return the first sample behind a stage; None if it is the last one.  place: of it."""
+        """Return the first sample behind a stage; None for the last stage.  place: index of the
+        stage in `stages`, as from `place_of`.
+        """
         following = self.stages[place + 1 : place + 2]
         return following[0].first_sample if following else None
 
     def at(self, sample: int) -> tuple[Stream, int | None]:
-        """Return what one request can ask for at a sample: its stage alone, with the sources that
-        are not paused and the redactions that are in force. And the sample where it ends; None if
-        it does not.
+        """Return the part of the stream that one request can ask for at a sample, and the sample
+        where that part ends.
+
+        The part has the stage of the sample alone, its sources that do not pause, and those of
+        their redactions that are in force. It ends where the next stage begins, or the next
+        redaction of these sources; None if there is neither.
         """
         place = self.place_of(sample)
         end, stage = self.end_of(place), self.stages[place]
@@ -159,8 +178,9 @@ class Stream:
         return alone, min((each for each in (begin, end) if each is not None), default=None)
 
     def rest(self, sample: int) -> Stream:
-        """Return what rows from a sample on depend on: the stages from its own one on, with the
-        sources that these read, and the redactions of those.
+        """Return the part of the stream that rows from a sample on depend on: the stage of the
+        sample and all later ones, the sources with a weight above 0 in them, and all redactions of
+        these sources.
         """
         stages = self.stages[self.place_of(sample) :]
         numbers = {number for stage in stages for number in stage.weights}
@@ -172,10 +192,11 @@ class Stream:
         )
 
     def known(self, corpora: Mapping[int, Corpus]) -> Stream:
-        """Return the stream with what servers say of its corpora, and with the identity of the
-        stage before each stage. Only that of stages that do not have it yet is computed.
+        """Return the stream with the corpora of its sources, and with `previous` in every stage. A
+        `previous` that is set already is kept.
 
-        corpora: of sources, by their numbers; all others are known.
+        corpora: by the numbers of the sources; a source that is missing keeps its corpus, which has
+        to be set. If earlier stages were dropped, the first stage has to have its `previous`.
         """
         sources = tuple(
             source
@@ -193,8 +214,9 @@ class Stream:
         return replace(self, sources=sources, stages=tuple(stages))
 
     def identity(self, sample: int) -> bytes:
-        """Return the hash of the stage of a sample and of the redactions in force there, 32 bytes:
-        the same on every server, and for every row of both. The stream has to be known.
+        """Return the identity of the row of a sample, 32 bytes: a hash of its stage and of the
+        redactions in force there. It is the same on every server, and for all samples of the stage
+        at which the same redactions are in force. The stream has to be known.
         """
         stage = self.stages[self.place_of(sample)]
         found = _hash_of(self.seed, stage, self.sources)

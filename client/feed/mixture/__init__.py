@@ -1,1 +1,1 @@
-"""Mixtures of a feed: as users write them, in saved states, where they end, what they had."""
+"""Mixtures of a feed: as users write them, their blocks, and a forecast of what they will read."""

@@ -25,15 +25,16 @@ _TOLERANCE = 100
 
 
 def block_weights(weights: Mapping[str, float], block: int | None = None) -> dict[str, int]:
-    """Return the samples of each source in a block.
+    """Return how many samples each source has in a block, by the name of the source.
 
-    weights: of each source, not negative, not all 0. Integers are used as they are. If one is not
-    an integer, all are shares: of the smallest block of 100, 1,000, 10,000, 100,000 or 1,000,000
-    samples in which each is within 1 % of what was asked for, by largest remainders, or of the
-    largest block if there is none; then the worst deviation is logged.
-    block: maximum number of samples in a block, in [1, 2^20]; None is 2^20 for integers, 1,000,000
-    for shares.
-    Raises: InvalidRequest, naming the source, the limit and the cure.
+    weights: name of a source -> its weight. If all are integers, they are the result. Otherwise all
+    are shares: the block has the smallest size of 100, 1,000, 10,000, 100,000 and 1,000,000 samples
+    in which each share is within 1 % of what was asked for, by largest remainders. If there is
+    none, it has the largest size, and the worst deviation is logged.
+    block: maximum number of samples in a block, in [1, 2^20]. For shares it is the largest size, in
+    place of those above it. None is 2^20 for integers, 1,000,000 for shares.
+    Raises: InvalidRequest, naming limit and cure, if a weight is negative, not finite or no number,
+    all are 0, integers have a sum above the maximum, or a share would have no sample in a block.
     """
     parts, are_integers = _proportions(weights)
     total = sum(parts.values())
@@ -50,8 +51,10 @@ def block_weights(weights: Mapping[str, float], block: int | None = None) -> dic
 
 
 def proportions(weights: Mapping[str, float]) -> dict[str, int]:
-    """Return integers in exactly the proportions of weights.  Raises: like `block_weights`, for a
-    weight that is no number.
+    """Return integers in exactly the proportions of weights, by name; 0.1 counts as a tenth.
+
+    Raises: InvalidRequest if a weight is negative, not finite, no number, or an integer of more
+    than 64 bits.
     """
     return _proportions(weights)[0]
 

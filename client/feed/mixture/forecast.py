@@ -46,11 +46,11 @@ def tokens_before(stream: Stream, sample: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """A stage from the first sample of a forecast on.
+    """What a stage reads within a forecast.
 
-    proportions: what its weights were made from, integers in any unit, by the numbers of the
-    sources; None if that is not known.  samples: of each source that it reads, up to the end of the
-    forecast; nothing if the stage is not reached.
+    proportions: the weights as they were asked for, as integers in any unit, by the numbers of the
+    sources; None if they are not known.  samples: number of a source -> its samples in this stage
+    between first and end sample of the forecast; empty if the stage is not reached.
     """
 
     stage: Stage
@@ -59,7 +59,9 @@ class StageForecast:
 
     @property
     def delay_samples(self) -> int:
-        """From the sample that it was asked for to the block border where it begins."""
+        """How many samples after the one that was asked for the stage begins, at the end of a
+        block.
+        """
         return self.stage.first_sample - self.stage.asked
 
     def asked_share(self, source: int) -> Fraction | None:
@@ -73,13 +75,14 @@ class StageForecast:
 class Forecast:
     """The samples of a stream in [first_sample, end_sample).
 
-    numbers: of the sources that the forecast is about.  rows: of an epoch of those that have
-    epochs.  asked_end_sample: up to where it was asked for; end_sample is less if a source is
-    exhausted before.  stages: those that have not ended by first_sample.  samples: of each source
-    in all of them.  before: the same before first_sample.  exhausted: where sources end before
-    asked_end_sample if the stream goes on without each of them; it ends at the first one.
-    going_on: the stages of the stream that goes on.  going_on_end: where that one ends too; None if
-    it does not.
+    numbers: of the sources that the forecast is about.  rows: rows per epoch of those whose order
+    has epochs, by number.  asked_end_sample: the end that was asked for; end_sample is lower if a
+    source is exhausted before.  stages: all that have not ended by first_sample.  samples: of each
+    source in [first_sample, end_sample), by number.  before: of each source before first_sample.
+    The stream ends where the first source is exhausted. The last three fields tell what would
+    happen if it went on without each exhausted source:  exhausted: where sources end before
+    asked_end_sample, in order.  going_on: the stages then.  going_on_end: where no source is left;
+    None if some are.
     """
 
     stream: Stream
@@ -109,11 +112,12 @@ def forecast(
     max_epochs: Mapping[str, int],
     proportions: Mapping[int, Mapping[int, int]] | None = None,
 ) -> Forecast:
-    """Return what a stream does in [first_sample, end_sample), end_sample at most 2^63.
+    """Return what a stream reads in [first_sample, end_sample); end_sample is at most 2^63.
 
-    rows: of each source that it reads there, by its number.  max_epochs: by the names of datasets.
-    proportions: of stages, by their indices, as in StageForecast.
-    Raises: InvalidRequest, as `limits_of`.
+    rows: number of a source -> its rows, per epoch if its order has epochs; for each source to be
+    counted.  max_epochs: by the names of datasets.  proportions: as in StageForecast, by the
+    indices of stages.
+    Raises: InvalidRequest if max_epochs does not suffice for the first block of the stream.
     """
     limits = limits_of(stream, max_epochs, rows, first_sample)
     going_on = without_exhausted(stream.stages, limits, end_sample, first_sample)
@@ -161,11 +165,13 @@ def _samples(stream: Stream, place: int, first_sample: int, end_sample: int) -> 
 
 
 class SmallerBlocks(NamedTuple):
-    """Blocks by which every stage begins less than DELAY_STEPS_MAX steps late.
+    """A limit of the block size with which every stage begins less than DELAY_STEPS_MAX steps
+    (batches of all ranks) late, and what it costs.
 
-    block: their maximum number of samples.  stage, source: index and number, whose share is off the
-    most then.  asked_share, share: what was asked for, and what it would be; 0 if these blocks are
-    too small for the source.  deviation: of the share, relative to what was asked for.
+    block: that limit, in samples.  stage, source: index of the stage and number of the source whose
+    share would be off the most.  asked_share, share: the share of that source that was asked for,
+    and the share that it would have; 0 if it would get no sample.  deviation: of share from
+    asked_share, relative to asked_share.
     """
 
     block: int
@@ -177,9 +183,11 @@ class SmallerBlocks(NamedTuple):
 
 
 def smaller_blocks(stages: Sequence[StageForecast], global_batch_size: int) -> SmallerBlocks | None:
-    """Return the blocks that let all stages begin in time; None if they do.
+    """Return the blocks with which no stage begins too late; None if no stage begins more than
+    DELAY_STEPS_MAX steps late anyway.
 
-    stages: all of a mixture, with their proportions.  global_batch_size: rows of a step.
+    stages: all stages of a mixture, with their proportions.  global_batch_size: rows of a step, of
+    all ranks together.
     """
     block = DELAY_STEPS_MAX * global_batch_size
     if all(each.delay_samples <= block for each in stages):

@@ -1,6 +1,7 @@
 """What a user asks a feed for, by the names of datasets -> the sources and stages of a stream.
 
-What is here and not in the stream changes no row: names, defaults of later sources, limits.
+What is kept here beside the stream changes no row of it: the options of sources that a later change
+adds, the maximum size of the blocks of such a change, and max_epochs, which only ends the stream.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class SourceOptions:
 class MixtureStage:
     """Weights from a sample on.
 
-    first_sample: in [0, 2^63), or None and first_tokens: the same in tokens of x, rounded up to a
-    whole sample.  weights: samples of each source in a block.  asked: integers in exactly the
-    proportions that were asked for; the weights, if these are integers.
+    first_sample, first_tokens: where the stage is asked for, in samples or in tokens of x (rounded
+    up to a whole sample), in [0, 2^63); one of them is None.  weights: samples of each source in a
+    block, by name.  asked: integers in exactly the proportions that were asked for; equal to
+    weights if these were given as integers.
     """
 
     first_sample: int | None
@@ -74,8 +76,8 @@ class MixtureStage:
 class MixtureRedaction:
     """A list of ranges of a dataset whose tokens are replaced from a sample on, and are no targets.
 
-    list_hash: 32 bytes.  first_sample: in [0, 2^63), or None and first_tokens: the same in tokens
-    of x, rounded up to a whole sample.
+    list_hash: 32 bytes.  first_sample, first_tokens: where this begins, in samples or in tokens of
+    x (rounded up to a whole sample), in [0, 2^63); one of them is None.
     """
 
     dataset: str
@@ -154,13 +156,15 @@ class Definition:
 
 
 class Mixture:
-    """The proportions of several datasets, which may change at given samples.
+    """The proportions of several datasets, its sources, which may change at given samples.
 
         Mixture({"web": 0.7, "code": 0.2, "math": 0.1})
         Mixture.load("mixture.toml")
 
-    A mixture is computed from the sample index. In every block of samples each source has exactly
-    its share, and continues in its own order where it was, however often the weights change.
+    Samples come in blocks. In every block each source has the same number of samples, its weight;
+    the sources alternate in an order that depends only on the seed, the stage and the sample index.
+    A stage is the part of a run with the same weights. Each source goes on in its own order from
+    block to block and from stage to stage: no row of it is lost or repeated.
     """
 
     def __init__(
@@ -232,8 +236,11 @@ class Mixture:
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Mixture:
-        """Read a mixture from the content of a TOML file.  Raises: InvalidRequest or NotFound,
-        with this name of the file.
+        """Read a mixture from the content of a TOML file, as `load` does.  name: of the file, for
+        errors.
+
+        Raises: InvalidRequest if it is no TOML or a value is not valid; NotFound for an unknown
+        order.
         """
         try:
             values = tomllib.loads(content.decode())
@@ -249,10 +256,13 @@ class Mixture:
     def definition(
         self, context_length: int, order: str, seed: int, long_documents: str = ""
     ) -> Definition:
-        """Return what a feed is asked for.  order, seed, long_documents: of the feed.
+        """Return what a feed with this mixture is asked for.
 
-        Raises: InvalidRequest if a stage begins before the one before it has a whole block, or a
-        source has max_epochs, but an order without epochs.
+        context_length: tokens of x.  order, seed, long_documents: of the feed, where the mixture
+        has none of its own; "" is the default of the order.
+        Raises: InvalidRequest if the first stage does not begin at 0, a stage is asked for at or
+        before the begin of the stage before it, a source has max_epochs but an order without
+        epochs, or long_documents does not fit the order.
         """
         own_order, own_seed = self.order or order, seed if self.seed is None else self.seed
         own_long = long_argument(own_order, long_documents or None)
@@ -381,9 +391,11 @@ def _begin(first_sample: int | None, first_tokens: int | None, context_length: i
 
 
 def long_argument(order: str, long: str | None, name: str = "long") -> str:
-    """Return what an order does with long documents, "" for windows, of what a user passed.
+    """Return what an order does with documents longer than a row; "" for an order of windows.
 
-    Raises: InvalidRequest.
+    order: its name.  long: what a user passed; None is the default of the order.  name: of the
+    argument, for errors.
+    Raises: InvalidRequest if the order does not know that value; NotFound for an unknown order.
     """
     known = orders.latest(order).LONG_DOCUMENTS
     if long is None:
@@ -395,9 +407,10 @@ def long_argument(order: str, long: str | None, name: str = "long") -> str:
 
 
 def checked_weights(weights: Any, block: int | None) -> dict[str, int]:
-    """Return the samples of each source in a block, as `block_weights`, of what a user passed.
+    """Check weights that a user passed, and return what `block_weights` makes of them.
 
-    Raises: InvalidRequest.
+    weights, block: as for `block_weights`.
+    Raises: InvalidRequest if weights is no mapping from names, or empty; like `block_weights`.
     """
     if not _mapping("weights", weights):
         raise InvalidRequest("weights", "are missing; name at least one dataset")
@@ -405,7 +418,11 @@ def checked_weights(weights: Any, block: int | None) -> dict[str, int]:
 
 
 def read_list(name: str, value: str | None) -> bytes:
-    """Return the hash of a list, of what a user passed.  Raises: InvalidRequest."""
+    """Return the 32 bytes of the hash of a redaction list that a user passed.
+
+    name: of the argument, for errors.  value: 64 hexadecimal digits.
+    Raises: InvalidRequest if value is None or something else.
+    """
     found = hash_digits(name, value)
     if found is None:
         raise InvalidRequest(name, "is missing; pass what `tokenfeed redact` printed")

@@ -1,10 +1,10 @@
-"""Checks that all ranks of a process group read the same corpus, or they would silently train on
+"""Checks that all ranks of a process group read the same stream, or they would silently train on
 different data.
 
 A collective is not used: a feed is read lazily, and a collective that only some ranks enter waits
 for ever. Instead the ranks use the key-value store of the process group, without waiting for each
-other: the first rank writes its fingerprint, and all others compare. Only a change of a mixture or
-a redaction during a run waits for all ranks.
+other: the rank that comes first, whichever it is, writes what it reads, and all others compare.
+Only a change of a mixture or a redaction during a run waits for all ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ third such feed of one rank is the third of every rank.
 
 
 class RankAgreement:
-    """Compares what one feed reads, and changes during a run, with other ranks."""
+    """Compares with other ranks what one feed reads, and the changes that are made during a run."""
 
     def __init__(self, store: Callable[[], Any], key: str, rank: int, world_size: int = 1) -> None:
         """Remember where to compare; does no I/O.
@@ -63,8 +63,8 @@ class RankAgreement:
         Does not wait for other ranks: one exchange with the store, queued behind other requests of
         this process to the store. If the store is unavailable or does not answer within 3 s,
         nothing is compared, and this is logged.
-        definition: of the feed.  stream: known.  planes: what is compared of those that mask
-        targets.
+        definition: what the feed was asked for.  stream: what it reads, with its corpora.  planes:
+        hexadecimal digits that are equal on two ranks if the same planes mask their targets.
         Raises: StreamMismatch, naming both ranks and what differs.
         """
         own = _compared(definition, stream, planes)
@@ -104,11 +104,11 @@ class RankAgreement:
         )
 
     def require_same_state(self, number: int, sample: int, identity: str) -> None:
-        """Compare a state that this rank loads, like `require_same`.
+        """Compare a state that this rank loads with that of the first rank, like `require_same`.
 
-        number: of states that the feed has loaded.  sample: of the state.  identity: of the stream
-        that goes on, as of `FeedStream.compared`.
-        Raises: StreamMismatch.
+        number: how many states this feed has loaded before.  sample: where the feed goes on.
+        identity: a hash of what it reads from there on, as `FeedStream.compared` returns it.
+        Raises: StreamMismatch if sample or identity differs.
         """
         first = self._first(f"{self._key}/load/{number}", f"{sample} {identity}")
         if first is not None:
@@ -144,12 +144,12 @@ class RankAgreement:
     def await_all_ranks(
         self, name: str, value: object, agreed: Callable[[], None], is_over: Callable[[], bool]
     ) -> None:
-        """Wait until all ranks of the process group have called this, as often as this one, and
-        compare their values. Either all of them go on, or none does.
+        """Wait until all ranks have made the same call of this (the n-th call of each), and compare
+        their values. Either all of them go on, or none does. A call of `refuse` counts as a call.
 
-        name: of what they change, for errors.  value: has the same repr in every process if it is
-        the same.  agreed: is called if all go on, also if this rank is interrupted meanwhile.
-        is_over: whether this rank gives up.
+        name: of what is changed, for errors.  value: equal values have the same repr in every
+        process.  agreed: called if all go on, also if this rank is interrupted meanwhile.  is_over:
+        called while this waits; returns whether this rank gives up.
         Raises: StreamMismatch if the values differ or a rank refuses; Unreachable if a rank does
         not call this within 480 s or gives up, or the store is unavailable.
         """
@@ -174,10 +174,11 @@ class RankAgreement:
             raise StreamMismatch(name, f"{decision}; nothing is changed on any rank")
 
     def refuse(self, problem: str) -> None:
-        """Take part in a comparison of all ranks with the answer that none may go on; does not
-        wait. If the store is unavailable, the others wait until their time is over.
+        """Call this in place of `await_all_ranks` on a rank that cannot make the change: then no
+        rank makes it. Does not wait. If the store is unavailable, the other ranks wait for up to
+        480 s.
 
-        problem: why this rank cannot do it.
+        problem: why this rank cannot make the change.
         """
         key = f"{self._key}/all/{next(self._rounds)}/decision"
         with suppress(RuntimeError, ValueError, AttributeError):
@@ -235,9 +236,10 @@ def _compared(definition: Definition, stream: Stream, planes: str) -> dict[str, 
 
 
 def compared(stream: Stream, *targets: object) -> str:
-    """Return a hash of what makes the rows of a stream: all but the names of its datasets.
+    """Return a hash, in hexadecimal digits, of a stream without the names of its datasets.
 
-    stream: known.  targets: what else is compared; has the same repr in every process.
+    stream: with its corpora.  targets: other values to be hashed; each has the same repr in every
+    process.
     """
     unnamed = tuple(replace(source, dataset="") for source in stream.sources)
     values = (plain_stream(replace(stream, sources=unnamed)), *targets)
@@ -247,15 +249,15 @@ def compared(stream: Stream, *targets: object) -> str:
 def rank_agreement(
     ranks: DataParallel, request: Request, targets: Targets, fingerprint: str | None
 ) -> RankAgreement | None:
-    """Return the comparison for a feed; None if there is one rank, or no process group.
+    """Return what compares a feed with other ranks; None if there is one rank, or no process group.
 
-    targets: of the feed. If the coordinates were given as arguments, it is unknown which ranks
-    belong together; then ranks with the same targets compare.  fingerprint: that the user requires;
-    ranks that require different corpora do so on purpose, and are not compared.
+    ranks: of the feed.  request: only its batch size is used.  targets: of the feed. If the
+    coordinates were given as arguments, ranks with equal targets are compared: more is not known.
+    fingerprint: that the user requires, or None; ranks that require different ones are not
+    compared.
 
-    Call it once for each feed, in the order of creation: feeds of the same batch size are
-    distinguished by their number. What they read is no part of the key: ranks that differ would
-    never meet.
+    Call this once for each feed, in the order of creation. Feeds of the same batch size are told
+    apart by their number, and never by what they read: ranks that differ would never meet.
     """
     if ranks.world_size == 1 or not (ranks.members or has_process_group()):
         return None

@@ -45,11 +45,13 @@ def data_parallel(
     group: Group | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> DataParallel:
-    """Return rank and world size, from the first of: both arguments; group; torch.distributed; RANK
-    and WORLD_SIZE; 0 of 1.
+    """Return rank and world size, from the first of these that is there: rank and world_size;
+    group; torch.distributed; RANK and WORLD_SIZE of the environment; else rank 0 of one rank.
 
-    Raises: InvalidRequest if only one of the two is known, if this process is not in the group, or
-    if a launcher started several processes and no source has this one's rank.
+    group: a ProcessGroup or a DeviceMesh with one dimension.  environment: variables by name.
+    Raises: InvalidRequest if rank or world_size is given without the other, or together with group;
+    if group is not valid or lacks this process; if RANK or WORLD_SIZE is missing or not valid; or
+    if a launcher started several processes, and no source has the rank of this one.
     """
     if group is not None and (rank is not None or world_size is not None):
         raise InvalidRequest(
