@@ -40,12 +40,14 @@ class BatchReader(Generic[Array]):
         return self._transfer.noted
 
     def next(self, out: Pair[Array] | None = None) -> Pair[Array] | None:
-        """Return the next batch (x, y); waits for it. None at the end, or after close.
+        """Return the next batch (x, y); waits for it. None at the end, or once the datasets are
+        closed.
 
         out: two arrays of the shape of a batch to write to; None makes new ones.
         Raises: InvalidRequest in a fork, or if a token does not fit the type of x or y; the error
         that ended the stream.
-        Do not use the reader after an exception: its position is then undefined.
+        Do not use the reader after its `close`, or after an exception: its position is then
+        undefined.
         """
         self._datasets.require_own_process()
         if self._datasets.closed:

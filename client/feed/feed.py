@@ -1,4 +1,5 @@
-"""Feed: rows -> batches (x, y), prefetched and resumable; of which arrays, a subclass says.
+"""Feed: an iterator over batches (x, y) of a stream's rows, prefetched and resumable. A subclass
+says which arrays x and y are. Blocks and stages of a mixture are explained at Mixture.
 
 Knows nothing of torch.
 """
@@ -121,7 +122,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         self._seek(self._cursor.sample + samples)
 
     def change_mixture(self, weights: Mapping[str, float], at_sample: int | None = None) -> int:
-        """Change the weights of the mixture from a sample on, up to its next stage.
+        """Change the weights of the mixture from a sample on, until the next stage that was given
+        to Mixture.
 
         Prefetched rows are read again. The state has the change: a feed of the same mixture that
         loads the state has the change too. To ask for the same change again changes nothing;
@@ -129,13 +131,16 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         weights: as for Mixture. Sources without a weight pause; new datasets may be named.
         at_sample: from which sample on, behind all that was delivered; by default as soon as
         possible. With several ranks it is required, and each rank has to call this before it
-        reaches at_sample: the ranks wait for each other, and compare.
+        reaches at_sample. With torch.distributed the ranks wait for each other, and compare;
+        without it each rank changes by itself.
         Returns: the sample from which on these weights are in force: the first end of a block at or
-        above at_sample, or an earlier sample if they are in force already.
+        above at_sample, one block later if a stage of the mixture begins just there, or an earlier
+        sample if they are in force already.
         Raises: InvalidRequest if this is no mixture, the feed is closed, weights or at_sample are
-        not valid, or a stage would have no block left; StreamMismatch if ranks ask for different
-        changes, or one of them cannot change; Unreachable if a rank does not call this within 480
-        s, or the ranks cannot be compared; as for iterating, if new datasets cannot be read.
+        not valid, or no whole block is left for these weights or for a later stage; StreamMismatch
+        if ranks ask for different changes, or one of them cannot change; Unreachable if a rank does
+        not call this within 480 s, or the ranks cannot be compared; as for iterating, if new
+        datasets cannot be read.
         """
         stream = self._stream
         if not stream.definition.is_mixture:

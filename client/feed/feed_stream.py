@@ -96,7 +96,9 @@ class FeedStream:
 
     @property
     def stream(self) -> Stream:
-        """The whole stream, as far as it is known without waiting for the datasets."""
+        """The whole stream, as far as it is known without waiting for the datasets; `known` has
+        their corpora too.
+        """
         return self.request.stream
 
     def known(self) -> Stream:

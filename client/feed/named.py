@@ -11,11 +11,12 @@ from .history import History
 
 
 def named_runs(stream: Stream, history: History) -> list[dict[str, Any]]:
-    """Return a dict for each run of a history, oldest first: the fields of Run, "stages" as of
-    `named_stage`, and "redactions" if some are in force in it.
+    """Return a dict for each run of a history, oldest first: the fields of Run, "stages" (a list of
+    `named_stage`), and, if redactions are in force in the run, "redactions" (a list of
+    `named_redaction`).
 
-    stream: with the corpora of all its sources, from number 0 on, and with the stages of all these
-    runs.
+    stream: with the stages of all these runs, and with the corpora of all its sources, which are
+    numbered 0, 1, 2, ... without a gap.
     """
     found = []
     for run in history.runs:
@@ -48,7 +49,7 @@ def named_stage(stream: Stream, stage: Stage) -> dict[str, Any]:
     """Return a stage as a dict: first_sample, context_length, and sources: of each that is not
     paused its number, `named_source`, weight and base (as of Share).
 
-    stream: with the corpora of all its sources, from number 0 on.
+    stream: as for `named_runs`.
     """
     return {
         "first_sample": stage.first_sample,

@@ -311,11 +311,12 @@ def _rescaled(
 
 
 def resumed_mixture(definition: Stream, state: State, allow: Collection[str]) -> Stream:
-    """Return the mixture that a feed reads once it has loaded a state, and that `plan` plans. What
-    differs is not logged.
+    """Return the stream that a feed of a mixture reads once it has loaded a state; for `tokenfeed
+    plan`. Unlike `resumed`, this returns no messages about what differs.
 
-    definition: of the feed, with its corpora.  allow: permissions, already checked.  Raises: as for
-    `Feed.load_state_dict`.
+    definition: what the feed was asked for, with its corpora.  allow: as of `Feed.load_state_dict`;
+    the caller has refused values that are not valid.
+    Raises: StreamMismatch, as `Feed.load_state_dict` does; planes and ranks are not compared.
     """
     plan = _mixture(definition, state, allow)
     redactions, _ = _redactions(definition, plan, state, allow)

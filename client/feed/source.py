@@ -73,7 +73,9 @@ class Datasets(Protocol):
         """Close the datasets when an object is garbage-collected."""
 
     def close(self) -> None:
-        """End all rows of these datasets. May be called twice, from any thread."""
+        """Close every RowSource that `open_rows` returned, and the connections or files behind
+        them: who waits for rows gets None. May be called twice, from any thread.
+        """
 
 
 def note_of(datasets: Datasets, stream: Stream) -> Note:

@@ -93,11 +93,12 @@ def folded(stream: Stream, sample: int) -> Stream:
 
 
 def plain_stream(stream: Stream) -> list[Any]:
-    """Return a known stream as lists, numbers and text.
+    """Return a stream as lists, numbers and text, for `write_state`. The stream has to be known
+    (see Stream).
 
-    Only the first stage is written with the identity of the stage before it; those of later stages
-    are computed from it. The last value is a hash of all others: it also covers paused sources,
-    which an identity does not.
+    Of the identities of stages (identity.py) only that of the stage before the first one is
+    written; the others are computed from it. The last value is a hash of all others: it also covers
+    paused sources, which an identity does not.
     """
     first = stream.stages[0]
     values = [

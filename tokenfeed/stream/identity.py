@@ -2,8 +2,8 @@
 
 The fingerprint of a corpus is a hash of its tokens, above 2^30 bytes of a part of them. The
 identity of a stage is a hash of all that its rows follow from: fingerprints, orders, seeds, shares,
-context length, and the identity of the stage before it. No fingerprint and no identity decides
-which row a sample has.
+context length, and the identity of the stage before it. Pieces are the parts of documents that an
+order over documents puts into rows. No fingerprint and no identity decides which row a sample has.
 
 Pure: this module says which bytes are hashed, and combines the hashes; the server reads the bytes.
 Hashes are combined as lines of ASCII, so that any language can do it: docs/protocol.md,
@@ -85,9 +85,9 @@ def stage_identity(seed: int, stage: Stage, sources: Mapping[int, Source]) -> by
     """Return the identity of the rows of a stage, without redactions, 32 bytes.
 
     seed: of the stream; hashed as 0 if the weights of the stage have the sum 1.  stage: its
-    `previous` has to be set; sources of weight 0 are not hashed.  sources: at least those with a
-    weight above 0, by their numbers; the corpus of each has to be known, and over documents its
-    pieces at the context length of the stage.
+    `previous` has to be set; sources of weight 0 are not hashed.  sources: by number, at least
+    those with a weight above 0. The corpus of each has to be known; if its order reads documents,
+    so has the hash of its pieces at the context length of the stage.
     """
     lines = [
         "tokenfeed-stage-4",
