@@ -34,8 +34,9 @@ class BatchReader(Generic[Array]):
 
     @property
     def noted(self) -> HostPart | None:
-        """The HostPart of the batch that `next` returned last; None before the first batch, and if
-        the transfer was made without a note.
+        """What the host knows of the batch that `next` returned last: the HostPart that the
+        transfer's `note` (numpy_batch.Note) made. None before the first batch, without a note, and
+        if it makes none.
         """
         return self._transfer.noted
 

@@ -170,9 +170,9 @@ def plane_fingerprint(
     """Return the fingerprint of a plane of a dataset, 32 bytes.
 
     kind: field number of the plane in a Frame.  entry_counts: number of entries of each file, in
-    order. An entry of a loss mask is the byte of a token, one of document starts is the 8 bytes of
-    a start.  block_digests: SHA-256 of each of `content_blocks` of all entries end to end, in
-    order.
+    order. An entry of a loss mask is the byte of a token, one of document starts is a start, 8
+    bytes, little-endian.  block_digests: SHA-256 of each of `content_blocks` of all entries end to
+    end, in order.
     """
     counts = list(entry_counts)
     return _hash(

@@ -54,8 +54,8 @@ def planned_stage(
     """Return a stage that is asked for at a sample, for `later` of `scheduled`. Its index, its
     first sample and its bases are placeholders.
 
-    context_length: of the stages before it; `scheduled` does not change it.  asked: at which
-    sample, in [0, 2^63).  weights, origin: as for `next_stage`.
+    context_length: has to be that of the stages before it; `scheduled` puts theirs in its place.
+    asked: at which sample, in [0, 2^63).  weights, origin: as for `next_stage`.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
     shares = _shares({}, weights)
@@ -63,11 +63,13 @@ def planned_stage(
 
 
 def scheduled(begun: Sequence[Stage], later: Iterable[Stage] = ()) -> tuple[Stage, ...]:
-    """Return stages, each with the index, first sample and bases that it really has.
+    """Return stages, each with the index, the first sample and the base of each share that it
+    really has.
 
-    begun: at least one; returned unchanged.  later: the stages behind them, in order. Each begins
-    as `next_stage` says, by its `asked`, weights and `origin`. Later stages keep their `previous`
-    up to the first one that differs from what was given; that one and all behind it have b"".
+    begun: at least one; returned unchanged.  later: the stages behind them, in order, as
+    `planned_stage` makes them. Each begins as `next_stage` says, by its `asked`, weights and
+    `origin`. Later stages keep their `previous` up to the first one that differs from what was
+    given; that one and all behind it have b"".
     Raises: InvalidRequest if a stage is asked for at or before the begin of the stage before it;
     SamplesExhausted if one would begin at or above sample 2^63.
     """
@@ -99,8 +101,8 @@ def _shares(bases: Mapping[int, int], weights: Mapping[int, int]) -> tuple[Share
 class Exhausted(NamedTuple):
     """Where a source ends, because its epochs are used up.
 
-    sample: first sample of the first block that the source cannot fill.  stage: index of the stage
-    of that block, among the stages that were given.  source: number of the source.  source_samples:
+    sample: first sample of the first block that the source cannot fill.  stage: Stage.index of the
+    stage of that block, of those that were given.  source: number of the source.  source_samples:
     how many of its own samples come before that block.
     """
 
@@ -115,8 +117,9 @@ def first_exhausted(
 ) -> Exhausted | None:
     """Return where the first source ends, None if none does.
 
-    limits: samples that sources may contribute, by their numbers; others are endless.  sample:
-    stages that end before it do not count.
+    limits: how many own samples, from 0, sources may contribute in all, by their numbers; others
+    are endless.  sample: stages that end before it do not count; the result may be below it, within
+    its stage.
     """
     for stage, following in zip(stages, [*stages[1:], None], strict=True):
         end = _first_end(stage, limits)
@@ -150,8 +153,8 @@ class WithoutExhausted(NamedTuple):
     """A mixture that goes on without the sources that are exhausted.
 
     stages: of the mixture that goes on.  exhausted: where sources end, in the order in which they
-    do; their `stage` is an index of the stages that were given.  end_sample: where a stage has no
-    source left, so that the mixture ends; None if that is not so before the end_sample that was
+    do; their `stage` is the Stage.index of a stage that was given.  end_sample: where a stage has
+    no source left, so that the mixture ends; None if that is not so before the end_sample that was
     given.
     """
 

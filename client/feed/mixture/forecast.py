@@ -59,8 +59,8 @@ class StageForecast:
 
     @property
     def delay_samples(self) -> int:
-        """How many samples after the one that was asked for the stage begins, at the end of a
-        block.
+        """By how many samples the stage begins later than it was asked for: stages begin at the end
+        of a block.
         """
         return self.stage.first_sample - self.stage.asked
 

@@ -94,11 +94,13 @@ class MixtureRedaction:
 class Definition:
     """What a feed is asked for.
 
-    stream: with the sources that have a weight, and those that were named since.  order,
-    long_documents: of sources that come later.  is_mixture: whether the user wrote a mixture, even
-    of one dataset.  max_epochs: of some sources, by the names of their datasets; the stream ends
-    before one of them would begin another epoch.  block: maximum number of samples in a block of
-    later weights; None is that of `block_weights`.
+    stream: as the user asked for it, with a source for each dataset that the user named, also of
+    weight 0. Redactions that are made during the run are added to it, with their datasets; other
+    weights are not.  order, long_documents: for datasets that a change or a redaction during the
+    run is the first to name.  is_mixture: whether the user wrote a mixture, even of one dataset.
+    max_epochs: of some sources, by the names of their datasets; the stream ends before one of them
+    would begin another epoch.  block: maximum number of samples in a block of later weights; None
+    is that of `block_weights`.
     """
 
     stream: Stream

@@ -103,14 +103,15 @@ class RankAgreement:
             f"Give all ranks the same {name}. {same_order}",
         )
 
-    def require_same_state(self, number: int, sample: int, identity: str) -> None:
-        """Compare a state that this rank loads with that of the first rank, like `require_same`.
+    def require_same_state(self, number: int, sample: int, compared: str) -> None:
+        """Compare a state that this rank loads with that of the rank which was first to load its
+        state of this number, like `require_same`.
 
         number: how many states this feed has loaded before.  sample: where the feed goes on.
-        identity: a hash of what it reads from there on, as `FeedStream.compared` returns it.
-        Raises: StreamMismatch if sample or identity differs.
+        compared: what `FeedStream.compared` returns then; earlier stages that are kept count too.
+        Raises: StreamMismatch if sample or compared differs.
         """
-        first = self._first(f"{self._key}/load/{number}", f"{sample} {identity}")
+        first = self._first(f"{self._key}/load/{number}", f"{sample} {compared}")
         if first is not None:
             first_rank, its = first
             raise StreamMismatch(
