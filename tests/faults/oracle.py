@@ -26,7 +26,7 @@ DEFAULT_ORDER = "random-1"
 BATCH_BYTES_MAX = 1 << 30
 ROW_BYTES_MAX = 1 << 30
 BLOCK_MAX = 1 << 20
-ROWS_MAX = 1 << 16
+ROWS_MAX = 4096
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Request = pb.GetBatchRequest | pb.GetRowsRequest
