@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -309,26 +309,29 @@ def test_streams_have_the_processor_after_an_answer(is_streaming: bool) -> None:
 
 
 def test_questions_leave_most_of_a_core_to_an_open_stream(serve: Serve, corpus: Corpus) -> None:
-    """A loop of them brought streams to a tenth of their speed. Without streams none waits."""
+    """A loop of them brought streams to a tenth of their speed."""
     server = serve(*corpus.words)
     request = pb.LocateRequest(rows=message_of(stream_of("shuffled"), end_sample=2**40))
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_unary(METHOD)
 
-        def fastest_seconds() -> float:
-            times = [time.monotonic()]
-            for _ in range(20):
-                assert len(call(request.SerializeToString(), timeout=10)) > 10_000
-                times.append(time.monotonic())
-            return min(after - before for before, after in pairwise(times[1:]))
-
-        alone = fastest_seconds()
         # It is not read on, so its call stays open.
         stream = channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
-        unread = stream(request.rows.SerializeToString(), timeout=20)
+        unread = stream(request.rows.SerializeToString(), timeout=60)
         next(unread)
-        assert fastest_seconds() > 2.5 * alone
+        began, worked = time.monotonic(), processor_seconds(server.process.pid)
+        for _ in range(20):
+            assert len(call(request.SerializeToString(), timeout=10)) > 10_000
+        seconds, worked = time.monotonic() - began, processor_seconds(server.process.pid) - worked
+        # Of processor time: on a busy machine an answer takes longer, and the pause does not.
+        assert seconds > 2.5 * worked
         unread.cancel()
+
+
+def processor_seconds(process: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_caller_that_sends_nothing_is_soon_gone(serve: Serve, corpus: Corpus) -> None:
