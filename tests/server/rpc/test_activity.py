@@ -139,6 +139,15 @@ def test_a_call_ahead_is_not_waiting_while_another_makes_a_frame(clock: Clock) -
     assert activity.totals().frames[Labels("train", "sequential-1")].opened == 1
 
 
+def test_a_stream_whose_next_call_is_ahead_is_open_once(clock: Clock) -> None:
+    """And closed with its last call."""
+    activity = Activity()
+    labels = Labels("train", "sequential-1")
+    with calling(activity, clock), calling(activity, clock, first_sample=320):
+        assert activity.totals().frames[labels].open == 1
+    assert activity.totals().frames[labels].open == 0
+
+
 def test_rates_are_those_of_the_last_seconds(clock: Clock) -> None:
     """What a run does now, not what it did on average since Monday."""
     activity = Activity()
