@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -22,6 +23,7 @@ _PAGE = "perhaps what a server said instead of the file; download it again"
 LFS = b"version https://git-lfs"
 _SAVE = "save the array itself (numpy.save)"
 _JPEGS = (b"\xff\xd8\xff\xe0", b"\xff\xd8\xff\xe1", b"\xff\xd8\xff\xdb")
+_VECTORS = re.compile(rb"[1-9][0-9]{0,8} [1-9][0-9]{0,4}\n\S+ ")
 _PICKLES = (b"\x02\x8a\nl", b"\x02}q", b"\x02]q", b"\x03}q", b"\x03]q", b"\x04\x95", b"\x05\x95")
 
 
@@ -60,6 +62,11 @@ def _is_tfrecord(file: OpenFile) -> bool:
 
 def _is_lmdb(file: OpenFile) -> bool:
     return file.head[16:20] == b"\xde\xc0\xef\xbe"
+
+
+def _is_vectors(file: OpenFile) -> bool:
+    """How many words and how long their vectors are, as text; then binary."""
+    return _VECTORS.match(file.head) is not None
 
 
 def _is_text(file: OpenFile, chars_min: int = 256) -> bool:
@@ -104,6 +111,7 @@ _BEGINNINGS: tuple[tuple[str, tuple[bytes, ...], str], ...] = (
     ("an image", (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", *_JPEGS), _NO_TOKENS),
     ("sound or video", (b"RIFF", b"OggS", b"fLaC", b"ID3\x03", b"ID3\x04"), _NO_TOKENS),
     ("an index of fairseq", (b"TNTIDX\0\0",), _NO_TOKENS),
+    ("a model of fastText", (b"\xba\x16\x4f\x2f",), _NO_TOKENS),
 )
 """What it is, its first bytes, and what to do."""
 _MAGICS = tuple(magic for _, magics, _ in _BEGINNINGS for magic in magics)
@@ -120,6 +128,7 @@ _OTHERS: tuple[tuple[str, Callable[[OpenFile], bool], str], ...] = (
     ("TFRecord", _is_tfrecord, _OWN_READER),
     ("a database of LMDB", _is_lmdb, _OWN_READER),
     ("packed by modalities", lambda file: file.path.endswith(".pbin"), _OWN_READER),
+    ("vectors of word2vec", _is_vectors, _NO_TOKENS),
     ("a tar archive", lambda file: file.head[257:262] == b"ustar", _UNPACK),
     ("jsonl", _is_jsonl, _TEXT),
     ("text", _is_text, _TEXT),

@@ -86,6 +86,8 @@ FOREIGN = {
     "compressed by 7z": lambda path: path.write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(50)),
     "TFRecord": tfrecord,
     "a model of llama.cpp": lambda path: path.write_bytes(b"GGUF" + bytes(50)),
+    "a model of fastText": lambda path: path.write_bytes(b"\xba\x16\x4f\x2f" + bytes(50)),
+    "vectors of word2vec": lambda path: path.write_bytes(b"2 8\nin " + bytes(range(200, 232)) * 2),
     "a database of SQLite": database,
     "a database of LMDB": lambda path: path.write_bytes(bytes(16) + b"\xde\xc0\xef\xbe" * 9),
     "a PDF": lambda path: path.write_bytes(b"%PDF-1.7\n" + bytes(50)),
