@@ -8,7 +8,6 @@ over documents puts into rows.
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,7 +46,7 @@ from .options import FeedOptions
 from .ranks.agreement import RankAgreement, compared, rank_agreement
 from .ranks.coordinates import data_parallel
 from .source import Datasets
-from .state import Planes, folded, plain_stream, write_state
+from .state import Planes, folded, packed_stream, write_state
 from .stats import FeedPosition, SourceStats, source_stats
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -122,10 +121,10 @@ class FeedStream:
 
         snapshot: the present or an earlier value of `cursor.current`.  Raises: TokenfeedError.
         """
-        if "pickled" not in self._memo:
-            self._memo["pickled"] = pickle.dumps(plain_stream(self.known()))
+        if "packed" not in self._memo:
+            self._memo["packed"] = packed_stream(self.known())
         sample, _, history = self.cursor.at(snapshot)
-        return write_state(sample, self._memo["pickled"], self.told(history), self.planes())
+        return write_state(sample, self._memo["packed"], self.told(history), self.planes())
 
     def told(self, history: History) -> History:
         """Return the part of a history whose stages are still kept; a run may be cut."""
@@ -374,7 +373,7 @@ class FeedStream:
                 request = replace(request, stream=kept)
                 found = replace(found, request=request, rest=rest.with_stages(stages))
                 # Now: no hash is computed when a state is saved.
-                found._memo.update(known=kept, pickled=pickle.dumps(plain_stream(kept)))
+                found._memo.update(known=kept, packed=packed_stream(kept))
         except BaseException:
             found.close_unless(self)
             raise

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
 from client.feed.history import History, Run, history_of
-from client.feed.state import Planes, plain_stream, read_state, write_state
+from client.feed.state import Planes, packed_stream, read_state, write_state
 from tokenfeed.stream.stream import Stream
 
 
@@ -19,7 +18,7 @@ def state_of(
 ) -> dict[str, Any]:
     """The state of a feed of a known stream at a sample."""
     known = history if isinstance(history, History) else history_of([*history])
-    return write_state(sample, pickle.dumps(plain_stream(stream)), known, planes or {})
+    return write_state(sample, packed_stream(stream), known, planes or {})
 
 
 def fingerprint_of(state: dict[str, Any]) -> str:
