@@ -243,8 +243,14 @@ S = "stream"
         (damaged(7, S, 1, 0, 0), r"stream.sources\[0\].dataset: 7 is not text"),
         (damaged("x-9", S, 1, 0, 1), r"stream.sources\[0\].order: 'x-9' is unknown .* upgrade"),
         (damaged(-1, S, 1, 0, 2), r"stream.sources\[0\].seed: -1 is not in"),
-        (damaged("cut", S, 1, 0, 3), r"stream.sources\[0\].long_documents: is set, but"),
-        (damaged("all", S, 1, 1, 3), r"stream.sources\[1\].long_documents: 'all' is not one of"),
+        (
+            damaged("cut", S, 1, 0, 3),
+            r"stream.sources\[0\].long_documents: is set, but shuffled-1 does not",
+        ),
+        (
+            damaged("all", S, 1, 1, 3),
+            r"stream.sources\[1\].long_documents: 'all' is not one of cut",
+        ),
         (damaged("ab", S, 1, 2, 4), r"stream.sources\[2\].fingerprint: 'ab' is not 64"),
         (damaged([8], S, 1, 1, 5, 0), r"stream.sources\[1\].pieces\[0\]: has 1 values, not 2"),
         (damaged("cd", S, 1, 1, 5, 0, 1), r"stream.sources\[1\].pieces\[0\]: 'cd' is not 64"),

@@ -343,9 +343,13 @@ def test_a_caller_that_sends_nothing_is_soon_gone(serve: Serve, corpus: Corpus) 
         # one of the four, and the last silent one the call that is refused.
         calls = [channel.stream_unary(METHOD).future(waiting_for(silent)) for _ in range(5)]
         try:
+            # By then the other four have arrived.
+            assert eventually(lambda: any(call.done() for call in calls))
+            began = time.monotonic()
             ended = sorted((call.code().name, call.details()) for call in calls)
             assert [code for code, _ in ended] == ["CANCELLED"] * 4 + ["RESOURCE_EXHAUSTED"]
             assert "limit of 4 calls for one address" in ended[-1][1]
+            assert time.monotonic() - began < 8
         finally:
             silent.set()
 
