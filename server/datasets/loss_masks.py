@@ -56,7 +56,8 @@ def masks_beside(paths: Sequence[str]) -> list[str]:
 
 
 def _mask_beside(path: str) -> str:
-    for place in (path, os.path.realpath(path)):
+    # Only of a link: to resolve a path costs a call for each of its folders.
+    for place in (path, os.path.realpath(path)) if os.path.islink(path) else (path,):
         if place.lower().endswith(SUFFIX) and os.path.lexists(mask_path(place)):
             return mask_path(place)
         if (named := mask_of(place)) and os.path.lexists(named):

@@ -112,7 +112,7 @@ def is_chunk(file: OpenFile) -> bool:
     """Return whether a file is a count, offsets and items, as in the shards of MosaicML and
     LitData.
     """
-    count, first = (int.from_bytes(file.head[at : at + 4], "little") for at in (0, 4))
+    count, first = int.from_bytes(file.head[:4], "little"), int.from_bytes(file.head[4:8], "little")
     offsets_end = 8 + 4 * count
     if len(file.head) < 8 or not count or not offsets_end <= first <= file.size_bytes:
         return False

@@ -31,8 +31,10 @@ _CODES = {
 
 def matches(file: OpenFile) -> bool:
     """Return whether it is such a chunk, and the index says that its items are tokens."""
+    if not is_chunk(file):
+        return False
     writer, counts = _index_of(file)
-    return is_chunk(file) and writer.partition(":")[0] in _CODES and file.name in counts
+    return writer.partition(":")[0] in _CODES and file.name in counts
 
 
 def layout(file: OpenFile, options: FormatOptions) -> Layout:

@@ -29,7 +29,13 @@ _PICKLES = (b"\x02\x8a\nl", b"\x02}q", b"\x02]q", b"\x03}q", b"\x03]q", b"\x04\x
 
 def matches(file: OpenFile) -> bool:
     """Return whether its first bytes, or its name, are those of a file that cannot be served."""
-    return file.head.startswith(_MAGICS) or any(is_it(file) for _, is_it, _ in _OTHERS)
+    if file.head.startswith(_MAGICS):
+        return True
+    # any() of a generator takes twice as long, which ten thousand files make felt.
+    for is_it in _TESTS:
+        if is_it(file):
+            return True
+    return False
 
 
 def layout(file: OpenFile, options: FormatOptions) -> NoReturn:
@@ -134,3 +140,4 @@ _OTHERS: tuple[tuple[str, Callable[[OpenFile], bool], str], ...] = (
     ("text", _is_text, _TEXT),
 )
 """Those for which more than the first bytes has to be compared."""
+_TESTS = tuple(is_it for _, is_it, _ in _OTHERS)

@@ -317,11 +317,12 @@ def _one_kind(shards: Sequence[Shard]) -> Stored:
     """Return the type of their tokens.  Raises: InvalidCorpus unless all are of one kind."""
     first = shards[0]
     for shard in shards:
-        kinds = [f"{one.layout.format} ({one.layout.dtype.name})" for one in (first, shard)]
-        if kinds[0] != kinds[1]:
+        layouts = shard.layout, first.layout
+        if layouts[0].format != layouts[1].format or layouts[0].dtype != layouts[1].dtype:
+            found, others = (f"{layout.format} ({layout.dtype.name})" for layout in layouts)
             raise InvalidCorpus(
                 shard.path,
-                f"is {kinds[1]}, but {first.path} is {kinds[0]}; all files of a dataset need the "
-                "same format and type",
+                f"is {found}, but {first.path} is {others}; all files of a dataset need the same "
+                "format and type",
             )
     return first.layout.dtype
