@@ -95,7 +95,7 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
         print(f"  targets: {mask.targets_in_words()}")
     if ids := ids_beside([shard.path for shard in store.shards]):
         print(f"  document ids: of {len(ids):,} file(s), the first is {ids[0]}")
-    for line in described_lists(dataset.redactions):
+    for line in described_lists(dataset.redactions, dataset.store):
         print(f"  {line}")
     print(f"  fingerprint: {dataset.fingerprint.hex()}")
     if dataset.digest:

@@ -25,6 +25,8 @@ from .cli.dataset_options import (
 from .datasets.content import full_digest
 from .datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from .datasets.redactions.describing import described_lists
+from .datasets.redactions.laid_over import files_left
+from .datasets.redactions.opening import settled
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
 from .storage.choice import Storing
@@ -73,17 +75,21 @@ def verify(
             require_as_ingested(split)
         store = dataset.store
         known = store.kept_digest()
-        content_digest = full_digest(store)
+        listed = None if dataset.redactions is None else dataset.redactions.content
+        erasure = None if listed is None else listed.erasure
+        content_digest = full_digest(store, settled(store, store.read, listed))
+        if erasure is not None:
+            if erasure.digest and content_digest != erasure.digest:
+                problem = "the tokens are neither the original ones, nor those after an erasure"
+                raise InvalidCorpus(store.shards[0].path, f"{problem}; restore the file")
+            known = b""  # of the files, of which some may not be replaced yet
         found = dataset.original_digest(content_digest)
-        if found is None:
-            problem = "the tokens are neither the original ones, nor those after an erasure"
-            raise InvalidCorpus(store.shards[0].path, f"{problem}; restore the file")
         print(f"dataset {dataset.name}: {store.shape.token_counts.sum():,} tokens")
         print(f"fingerprint: {dataset.fingerprint.hex()}")
         print(f"digest:      {found.hex() or 'unknown: tokens were erased before it was known'}")
-        for line in described_lists(dataset.redactions, content_digest):
+        for line in described_lists(dataset.redactions, store):
             print(line)
-        if not found:
+        if not found or (listed is not None and files_left(store, listed)):
             return
         if known and known != content_digest:
             raise InvalidCorpus(

@@ -118,7 +118,11 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
 }
 # Which module may import the other side, and whether at once: the names of the package `tokenfeed`,
 # and files of this machine, which are read as a server reads them.
-DOORS = {("tokenfeed", False), ("client.local.local_files", False)}
+DOORS = {
+    ("tokenfeed", False),
+    ("client.local.local_files", False),
+    ("server.cli.waiting", False),
+}
 # What only acts, and has no place where it is decided which tokens arrive.
 ACTS = {"os", "socket", "threading", "time", "subprocess", "asyncio", "multiprocessing", "signal"}
 PURE = (

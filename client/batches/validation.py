@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -58,13 +58,14 @@ def validation_feeds(
     NotFound for a dataset that is not served, and else like RemoteBatches.
     """
     given: ValidationOptions = {"order": _ORDER, **options}
-    checked(ValidationOptions, given, "validation_feeds")
-    return ValidationFeeds(
-        {
-            name: RemoteBatches(target, batch_size, context_length, dataset=name, **given)
-            for name in _names(sources)
-        }
-    )
+    names, listed = _names(sources), checked(ValidationOptions, given, "validation_feeds")
+    lists = _lists_by_name(names, listed["redactions"])
+
+    def feed_of(name: str) -> RemoteBatches:
+        own: ValidationOptions = {**given, "redactions": lists.get(name)}
+        return RemoteBatches(target, batch_size, context_length, dataset=name, **own)
+
+    return ValidationFeeds({name: feed_of(name) for name in names})
 
 
 class WholeDataset(IterableDataset[Batch]):
@@ -155,6 +156,25 @@ class ValidationFeeds(Mapping[str, WholeDataset]):
     def __repr__(self) -> str:
         """Show the feeds."""
         return f"<ValidationFeeds {self._datasets}>"
+
+
+def _lists_by_name(
+    names: Sequence[str], given: str | Mapping[str, str] | None
+) -> Mapping[str, str]:
+    """Return the list of redactions of each dataset that has one, by its name.  Raises:
+    InvalidRequest.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        if len(names) > 1:
+            problem = "is one list, but there are several datasets; pass a dict with their names"
+            raise InvalidRequest("redactions", problem)
+        return {names[0]: given}
+    if unknown := [name for name in given if name not in names]:
+        problem = f"{shown(unknown[0])} is not one of the datasets, {', '.join(names)}"
+        raise InvalidRequest("redactions", problem)
+    return given
 
 
 def _names(sources: Iterable[str] | Mixture) -> list[str]:

@@ -460,7 +460,8 @@ def _definition(context_length: int, options: FeedOptions) -> Definition:
     if mixture is None:
         found = orders.find(order)
         stream = Stream.of_dataset(dataset, found, seed, context_length, long_documents)
-        return Definition(stream, order, long_documents, is_mixture=False)
+        definition = Definition(stream, order, long_documents, is_mixture=False)
+        return _redacted(definition, options["redactions"])
     if dataset:
         problem = "is given together with mixture, which has the names"
         raise InvalidRequest("dataset", problem)
@@ -468,7 +469,22 @@ def _definition(context_length: int, options: FeedOptions) -> Definition:
         problem = "is of one dataset, but a mixture has several; omit it"
         raise InvalidRequest("fingerprint", problem)
     recipe = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
-    return recipe.definition(context_length, order, seed, long_documents)
+    definition = recipe.definition(context_length, order, seed, long_documents)
+    return _redacted(definition, options["redactions"])
+
+
+def _redacted(definition: Definition, given: str | Mapping[str, str] | None) -> Definition:
+    """Return a definition with redactions that are in force from sample 0 on, as a user passed
+    them.  Raises: InvalidRequest.
+    """
+    if given is None:
+        return definition
+    stream = definition.stream
+    listed = given.items() if isinstance(given, Mapping) else [(None, given)]
+    for dataset, digits in listed:
+        name = definition.dataset_named(stream, dataset)
+        definition = definition.with_redaction(name, 0, read_list("redactions", digits))
+    return definition
 
 
 def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:

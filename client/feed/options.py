@@ -139,6 +139,16 @@ class SharedOptions(TypedDict, total=False):
             "The documents of all datasets have to be known.",
         ),
     ]
+    redactions: Annotated[
+        str | Mapping[str, str] | None,
+        Option(
+            None,
+            unchecked,
+            "is the hash of a list of redactions, as `tokenfeed redact` prints it, which is in "
+            "force from sample 0 on; or has one for each of some datasets, by their names. Rows "
+            "that need erased tokens are refused without it.",
+        ),
+    ]
     prefetch_bytes: Annotated[
         int,
         Option(

@@ -24,10 +24,11 @@ from .dataset_options import (
     parse_dataset,
     parse_planes,
 )
-from .redacting import FILL, Asked, Erasing, Listed, Redacting, of_list
+from .redacting import FILL, Asked, Listed, Redacting, of_list
+from .waiting import require_wait, wait_for_servers
 
-_WAIT_SECONDS = 5.0
-"""Servers look at the list each second, and have to read it."""
+_WAIT_SECONDS = 600.0
+"""Longer than a server takes to look at 100,000 files once."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -70,8 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--erase",
         action="store_true",
-        help="overwrite all tokens of the list in the files, for good; also finishes what was "
-        "interrupted",
+        help="erase all tokens of the list from the files, for good: files that have any are "
+        "replaced; also goes on with what was interrupted",
     )
     add(
         "--no-delimiter",
@@ -80,12 +81,19 @@ def build_parser() -> argparse.ArgumentParser:
         "finds them by a --document-end-token or --document-start-token",
     )
     add(
+        "--wait",
+        nargs="+",
+        default=[],
+        metavar="HOST:PORT",
+        help="with --erase: say when each of these servers has taken up the new files, and has no "
+        "erased token mapped or open any more",
+    )
+    add(
         "--wait-seconds",
         type=float,
         default=_WAIT_SECONDS,
         metavar="S",
-        help="with --erase: wait S seconds before the first token is overwritten, so that running "
-        "servers refuse to read it (default: %(default)s)",
+        help="how long --wait waits for all of them (default: %(default)g)",
     )
     add("--json", action="store_true", help="print one JSON object")
     return parser
@@ -102,8 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     stdout_of_any_path()
+    require_wait(arguments.wait, arguments.wait_seconds, erases=arguments.erase)
     found = redact(arguments)
-    print(json.dumps(found.facts(), indent=1) if arguments.json else found.text())
+    print(json.dumps(found.facts(), indent=1) if arguments.json else found.text(), flush=True)
+    erasure = found.content.erasure
+    if erasure is not None and arguments.wait:
+        wait_for_servers(
+            arguments.wait, found.content.fingerprint, erasure.list_hash, arguments.wait_seconds
+        )
 
 
 def redact(arguments: argparse.Namespace) -> Listed:
@@ -111,10 +125,10 @@ def redact(arguments: argparse.Namespace) -> Listed:
     asked = Asked(
         arguments.document, arguments.id, arguments.range, arguments.fill, arguments.reason
     )
-    erase = Erasing(arguments.wait_seconds, arguments.no_delimiter) if arguments.erase else None
     source, options = parse_dataset(arguments)
     planes = of_list(parse_planes(arguments, [source.name])[source.name], arguments.list)
-    return Redacting(source, options, Storing(arguments.read), planes).redact(asked, erase)
+    redacting = Redacting(source, options, Storing(arguments.read), planes)
+    return redacting.redact(asked, erases=arguments.erase, has_no_delimiter=arguments.no_delimiter)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,10 @@ from ..datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from ..datasets.provenance.documents import DatasetDocuments, Document, documents_of
 from ..datasets.redactions import erasing
 from ..datasets.redactions.describing import described_lists
-from ..datasets.redactions.erased_files import taken_over
+from ..datasets.redactions.erased_files import list_path
 from ..datasets.redactions.list_content import RANGES_MAX, REASON_CHARACTERS_MAX, ListContent
-from ..datasets.redactions.list_file import RedactionLists, read_list
+from ..datasets.redactions.list_file import RedactionLists
 from ..datasets.redactions.list_writing import locked_list, now, write_list
-from ..datasets.redactions.opening import list_path
 from ..datasets.redactions.ranges import RedactionList, TokenRanges, Triple
 from ..datasets.sources import DatasetSource
 from ..storage.borders import used_delimiters
@@ -35,7 +34,6 @@ from ..storage.store import TokenStore
 _RANGE = re.compile(r"(.+):([0-9]{1,19}):([0-9]{1,19})", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _SHOWN = 200
-_WAIT_SECONDS_MAX = 3600.0
 FILL = 0
 """By default. Every corpus has this token, whatever its type."""
 
@@ -58,20 +56,6 @@ class Asked:
     def is_nothing(self) -> bool:
         """Whether it is no token at all."""
         return not (self.documents or self.ids or self.ranges)
-
-
-@dataclass(frozen=True, slots=True)
-class Erasing:
-    """How to erase.  has_no_delimiter: no server finds documents by a delimiter."""
-
-    wait_seconds: float = 0.0
-    has_no_delimiter: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the wait."""
-        if not 0 <= self.wait_seconds <= _WAIT_SECONDS_MAX:
-            problem = f"{self.wait_seconds} is not in [0, {_WAIT_SECONDS_MAX:g}]"
-            raise InvalidRequest("--wait-seconds", problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +109,31 @@ class Redacting:
     storing: Storing
     planes: PlaneOptions
 
-    def redact(self, asked: Asked, erase: Erasing | None) -> Listed:
-        """Add to the list, and erase its tokens if that is asked for.  Returns: the list.
+    def redact(
+        self, asked: Asked, *, erases: bool = False, has_no_delimiter: bool = False
+    ) -> Listed:
+        """Add to the list, and return it.
 
+        erases: whether to erase the tokens of the whole list.  has_no_delimiter: no server finds
+        documents by a delimiter.
         Raises: TokenfeedError; then nothing was added.
         """
-        if asked.is_nothing and erase is None:
+        if asked.is_nothing and not erases:
             with closing(self._open()) as dataset:
                 return _listed(dataset, _content_of(dataset))
         path = self._path()
         with locked_list(path):
-            if erase is not None:
-                self._finish(path, erase)
-            with closing(self._open(takes_over=True)) as dataset:
-                has_begun = self._add(path, dataset, asked, erase)
-            if has_begun and erase is not None:
-                self._finish(path, erase)
+            with closing(self._open()) as dataset:
+                content = self._added(path, dataset, asked, erases, has_no_delimiter)
+                is_changed = erases and bool(erasing.replace_files(content, dataset.store))
+            if is_changed:
+                with closing(self._open_tokens()) as store:
+                    erasing.keep_digest(content, store)
         with closing(self._open()) as dataset:
             return _listed(dataset, _content_of(dataset))
 
-    def _open(self, *, takes_over: bool = False) -> Dataset:
-        checks = TokenChecks(serves=False, takes_over=takes_over)
+    def _open(self) -> Dataset:
+        checks = TokenChecks(serves=False)
         return open_dataset(self.source, self.options, checks, self.storing, planes=self.planes)
 
     def _open_tokens(self) -> TokenStore:
@@ -157,12 +145,14 @@ class Redacting:
         with closing(self._open_tokens()) as store:
             return list_path(store)
 
-    def _add(self, path: str, dataset: Dataset, asked: Asked, erase: Erasing | None) -> bool:
-        """Add to the list, and begin to erase; returns whether there is anything to erase."""
+    def _added(
+        self, path: str, dataset: Dataset, asked: Asked, erases: bool, has_no_delimiter: bool
+    ) -> ListContent:
+        """Return the list with what is asked for, and with an erasure if it erases; written."""
         delimiters = self._delimiters(dataset.store)
-        content = self._content(dataset, asked, delimiters, erases=erase is not None)
-        if erase is not None:
-            if not (delimiters or erase.has_no_delimiter or all_known(dataset.store.shards)):
+        content = _content_of(dataset) if asked.is_nothing else _longer(dataset, asked, delimiters)
+        if erases:
+            if not (delimiters or has_no_delimiter or all_known(dataset.store.shards)):
                 problem = "the format does not know its documents: pass the --document-end-token"
                 cure = "of its servers, which is not erased, or --no-delimiter if they have none"
                 raise InvalidRequest("--erase", f"{problem} {cure}")
@@ -172,37 +162,12 @@ class Redacting:
             raise InvalidRequest("--fill", f"{problem}; pass another one, and --list FILE")
         if content is not _lists_of(dataset).content:
             write_list(path, content)
-        if erase is None:
-            return False
-        return erasing.begin(path, content, dataset.store, dataset.digest, delimiters) is not None
-
-    def _content(
-        self, dataset: Dataset, asked: Asked, delimiters: Sequence[int], *, erases: bool
-    ) -> ListContent:
-        """Return the list with what is asked for and, if it erases, with what was erased before as
-        part of other datasets.
-        """
-        lists = _lists_of(dataset)
-        before, fills = TokenRanges.of(()), frozenset[int]()
-        if erases:
-            before, fills = taken_over(dataset.store, lists.path, lists.content_now())
-        if asked.fill is None and lists.content_now() is None and fills:
-            if len(fills) > 1:
-                problem = f"tokens were erased before with {listed(sorted(map(str, fills)))}"
-                raise InvalidRequest("--fill", f"{problem} in their place; pass one of them")
-            asked = replace(asked, fill=min(fills))
-        if asked.is_nothing and not len(before):
-            return _content_of(dataset)
-        return _longer(dataset, asked, delimiters, before)
+        if not erases:
+            return content
+        return erasing.begin(path, content, dataset.store, dataset.digest, delimiters)
 
     def _delimiters(self, store: TokenStore) -> list[int]:
         return list(used_delimiters(store, self.planes.delimiters).options.values())
-
-    def _finish(self, path: str, erase: Erasing) -> None:
-        """Finish an erasure that was begun."""
-        content = read_list(path)
-        if content is not None and content.erasure is not None and not content.erasure.is_done:
-            erasing.finish(path, content, self._open_tokens, erase.wait_seconds)
 
 
 def _content_of(dataset: Dataset) -> ListContent:
@@ -220,13 +185,10 @@ def _lists_of(dataset: Dataset) -> RedactionLists:
     return dataset.redactions
 
 
-def _longer(
-    dataset: Dataset, asked: Asked, delimiters: Sequence[int], before: TokenRanges
-) -> ListContent:
+def _longer(dataset: Dataset, asked: Asked, delimiters: Sequence[int]) -> ListContent:
     """Return the list of a dataset with what is asked for; itself if that adds no token.
 
-    delimiters: tokens between documents, as the command was told.  before: more ranges.
-    Raises: TokenfeedError.
+    delimiters: tokens between documents, as the command was told.  Raises: TokenfeedError.
     """
     if len(asked.reason) > REASON_CHARACTERS_MAX:
         problem = f"has {len(asked.reason)} characters; the limit is {REASON_CHARACTERS_MAX}"
@@ -240,9 +202,9 @@ def _longer(
     elif asked.fill not in (None, content.fill):
         problem = f"{asked.fill} is not the token of this list, {content.fill}"
         raise InvalidRequest("--fill", f"{problem}; make another list with --list")
-    ranges = before if asked.is_nothing else ranges_of(dataset, asked).union(before)
+    ranges, when = ranges_of(dataset, asked), now()
     try:
-        return content.with_addition(ranges, now(), asked.reason, tuple(delimiters))
+        return content.with_addition(ranges, when, asked.reason, tuple(delimiters))
     except ValueError as problem:
         raise InvalidRequest("--list", f"the list {problem}") from None
 
@@ -318,7 +280,9 @@ def _listed(dataset: Dataset, content: ListContent) -> Listed:
             _whole(documents, latest.ranges, file)
             for file in np.unique(latest.ranges.files).tolist()
         )
-    return Listed(dataset.name, lists.path, content, latest, count, described_lists(lists))
+    return Listed(
+        dataset.name, lists.path, content, latest, count, described_lists(lists, dataset.store)
+    )
 
 
 def _whole(documents: DatasetDocuments, ranges: TokenRanges, file: int) -> int:

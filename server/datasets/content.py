@@ -18,7 +18,7 @@ from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.stream import identity
 
 from ..runtime.threads.parallel import map_in_threads
-from ..storage.formats import Stored
+from ..storage.formats import Layout, Stored
 from ..storage.halves import Halves, StoredTokens, rule_out_halves
 from ..storage.narrowing import TokenScan
 from ..storage.store import PIECE_BYTES, Piece, StoredShard, TokenStore
@@ -269,6 +269,17 @@ def fingerprint_of(store: TokenStore, blocks: Iterable[Block]) -> bytes:
     return identity.fingerprint(
         store.stored.name, shape.token_counts.tolist(), hashes, shape.row_tokens
     )
+
+
+def fingerprint_of_file(layout: Layout, read: Callable[[int, int], bytes]) -> bytes:
+    """Return the fingerprint that a file would have as a dataset of its own, 32 bytes.
+
+    read: returns bytes of the file, from the first and how many, counted from its first token.
+    """
+    blocks = identity.content_blocks(layout.content_bytes, complete=False)
+    hashes = (hashlib.sha256(read(first, end - first)).digest() for first, end in blocks)
+    count, rows = layout.token_count, layout.row_tokens
+    return identity.fingerprint(layout.dtype.name, [count], hashes, rows)
 
 
 def digest_of(store: TokenStore, hashes: Iterable[bytes]) -> bytes:

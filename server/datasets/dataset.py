@@ -27,11 +27,9 @@ from ..storage.rows import RowIndex, RowIndices
 from ..storage.store import Submit, TokenStore, run_inline
 from .content import Content, fingerprint_of
 from .loss_masks import LossMask
-from .redactions.laid_over import expected_content
 from .redactions.list_file import RedactionLists
-from .redactions.opening import (
-    original_digest,
-)
+from .redactions.opening import original_digest, settled
+from .redactions.take_up import TakeUp
 from .shared.rows import rows_once
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -52,7 +50,8 @@ class Dataset:
     fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" until it is known, which may be
     while it is served.  why_store: the reason for its kind of store.  loss_mask, borders: None if
     it has none.  rows: of its documents; None before it is opened.  redactions: the lists of its
-    redacted tokens, also if there are none yet; None for a store without files.
+    redacted tokens, also if there are none yet; None for a store without files, like taken_up:
+    which files have no erased token any more.
     """
 
     name: str
@@ -64,6 +63,7 @@ class Dataset:
     borders: Borders | BorderSearch | None = None
     rows: RowIndices | None = None
     redactions: RedactionLists | None = None
+    taken_up: TakeUp | None = None
 
     @property
     def documents(self) -> DocumentCounts | None:
@@ -135,8 +135,8 @@ class Dataset:
             )
         if self.redactions is not None:
             described.redaction_lists.extend(self.redactions.hashes)
-            if (erased := self.redactions.erased) is not None:
-                described.erased_list = erased.hash
+        if self.taken_up is not None:
+            described.erased_list = self.taken_up.list_hash()
         if (known := self.documents) is not None:
             described.documents.CopyFrom(
                 pb.Documents(count=known.count, file_count=known.file_count)
@@ -195,6 +195,8 @@ class Dataset:
         submit: runs a function that rereads the files, until stopped() is true.
         """
         self.store.poll_file(shard, partial(self._same_content, stopped), submit)
+        if self.taken_up is not None:
+            self.taken_up.note(self.store, shard)
 
     def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
         """Return whether the content that the fingerprint covers is unchanged; None if it cannot be
@@ -203,9 +205,12 @@ class Dataset:
         expected = b""
         while True:
             before = expected
-            expected, read = expected_content(self.redactions, self.store, self.fingerprint)
+            listed = None if self.redactions is None else self.redactions.content_now()
+            erasure = None if listed is None else listed.erasure
+            expected = erasure.fingerprint if erasure else self.fingerprint
             if expected == before:
                 return False  # no erasure has begun meanwhile
+            read = settled(self.store, self.store.read_served, listed)
             blocks = []
             try:
                 for block in Content(self.store, read).hashed():
@@ -219,9 +224,9 @@ class Dataset:
             if fingerprint_of(self.store, blocks) == expected:
                 return True
 
-    def original_digest(self, found: bytes) -> bytes | None:
-        """Return the digest before any erasure, of content that has a digest now: b"" if it is not
-        known, None if the content is neither that of before any erasure, nor that after one.
+    def original_digest(self, found: bytes) -> bytes:
+        """Return the digest before any erasure, of files that have a digest now; b"" if it is not
+        known.
         """
         content = None if self.redactions is None else self.redactions.content_now()
         return original_digest(content, found)

@@ -26,7 +26,16 @@ from .content import Content, Scan, digest_of, fingerprint_of, with_progress
 from .dataset import Dataset
 from .loss_masks import masks_beside, open_loss_mask
 from .plausibility import require_plausible
-from .redactions.opening import list_path, log_lists, opened_lists, warn_of_delimiters
+from .redactions.erased_files import list_path
+from .redactions.list_file import read_list
+from .redactions.opening import (
+    log_lists,
+    opened_lists,
+    original_digest,
+    settled,
+    warn_of_delimiters,
+)
+from .redactions.take_up import TakeUp
 from .shared.scan import scan_once
 from .sources import DatasetSource
 from .sources.manifest import ManifestSplit, require_listed
@@ -43,13 +52,11 @@ class TokenChecks:
 
     vocab_size: ids at or above it are an error; None if unknown.  all_tokens: check every token,
     even if the fingerprint covers a sample.  serves: whether the dataset will be served.
-    takes_over: whether files may have erased tokens that the list of the dataset does not say.
     """
 
     vocab_size: int | None = None
     all_tokens: bool = False
     serves: bool = True
-    takes_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +158,18 @@ def dataset_of(
     split: that of its manifest.  why_store: the reason for its kind of store.  redactions: path of
     the list of redacted tokens; None if there can be none.
     """
-    scan = partial(scan_content, store, checks)
-    found = scan_once(store, checks, scan, stopped) if share else scan(stopped)
-    if not found.digest and split is None:
-        found = replace(found, digest=store.kept_digest())
-    lists = None
+    listed = None if redactions is None else read_list(redactions)
+    read = settled(store, store.read, listed)
+    scan = partial(scan_content, store, checks, read)
+    checked = (checks, listed and listed.erasure and listed.erasure.fingerprint)
+    found = scan_once(store, checked, scan, stopped) if share else scan(stopped)
+    lists = taken_up = None
     if redactions is not None:
-        found, lists = opened_lists(
-            redactions, store, found, checks.vocab_size, takes_over=checks.takes_over
-        )
-        store.allow_erasure(lists.is_erasure)
+        found, lists = opened_lists(redactions, listed, store, found, checks.vocab_size)
+        taken_up = TakeUp(lists)
+        store.allow_replacement(taken_up.is_erased_file)
+    if not found.digest and split is None:
+        found = replace(found, digest=original_digest(listed, store.kept_digest()))
     store.narrow(found.token_max)
     rows = store.shape.row_tokens
     if (
@@ -170,7 +179,15 @@ def dataset_of(
         problem = "does not match its manifest: a shard was modified or replaced; restore it"
         raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
     digest = found.digest or (b"" if split is None else split.digest)
-    return Dataset(store.name, store, found.fingerprint, digest, why_store, redactions=lists)
+    return Dataset(
+        store.name,
+        store,
+        found.fingerprint,
+        digest,
+        why_store,
+        redactions=lists,
+        taken_up=taken_up,
+    )
 
 
 def log_opened(dataset: Dataset) -> None:
@@ -213,13 +230,16 @@ def log_opened(dataset: Dataset) -> None:
 
 
 def scan_content(
-    store: TokenStore, checks: TokenChecks, stopped: Callable[[], bool] = lambda: False
+    store: TokenStore,
+    checks: TokenChecks,
+    read: Callable[[int, int, int], bytes],
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Scan:
     """Read the content of a store as far as the fingerprint covers it, or the checks need it.
 
-    Raises: InvalidCorpus.
+    read: `read` of the store, or what `settled` returns.  Raises: InvalidCorpus.
     """
-    content = Content(store, store.read, stopped)
+    content = Content(store, read, stopped)
     whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
     # The blocks that the fingerprint covers.
     first_pass = list(content.scan(checks.vocab_size))

@@ -16,6 +16,7 @@ from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.wire.row_block import Plane, RowBlock
 
+from .files import OpenFile
 from .formats import Layout, Stored
 from .narrowing import Narrowing
 
@@ -34,9 +35,9 @@ Submit = Callable[[Callable[[], None]], None]
 """Calls a function, at once or in another thread."""
 SameContent = Callable[[], bool | None]
 """Rereads a dataset.  Returns: whether its content is unchanged; None if it cannot be read now."""
-IsErasure = Callable[[int, "FileFacts"], bool]
-"""Returns whether the last write to a file was an erasure of its tokens.  Takes: index of the file,
-and what is known of it now, of the size that it had before."""
+IsErasedFile = Callable[[int, Layout, OpenFile], bool]
+"""Returns whether a file is what an erasure of tokens has made of one of a store.  Takes: index and
+layout of that one, and the file in its place, of the same size.  Raises: InvalidCorpus."""
 CHANGED = "changed while it was served"
 WRONG_TOKEN = "has a token that cannot be served"
 """How the problem of a failed dataset begins, after its name."""
@@ -244,8 +245,8 @@ class TokenStore(RowStore, Protocol):
     def read_counts(self) -> ReadCounts:
         """Return what it has read since the start."""
 
-    def allow_erasure(self, is_erasure: IsErasure) -> None:
-        """Reread the content after a write in place that is an erasure, instead of failing; only
+    def allow_replacement(self, is_erased_file: IsErasedFile) -> None:
+        """Serve a file without its erased tokens in place of the opened one, once it is found; only
         before it is served.
         """
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.datasets.dataset import Dataset
-from server.datasets.redactions.erased_files import names_of
-from server.datasets.redactions.list_content import Erasure, ListContent
+from server.datasets.redactions.erased_files import list_path
+from server.datasets.redactions.erasing import begin
+from server.datasets.redactions.list_content import ListContent
 from server.datasets.redactions.list_file import read_list
-from server.datasets.redactions.opening import list_path
+from server.datasets.redactions.list_writing import locked_list
 from server.datasets.redactions.ranges import TokenRanges
 
 Ranges = Sequence[tuple[int, int, int]]
@@ -28,25 +29,12 @@ def write_lists(dataset: Dataset, fill: int, *additions: Ranges) -> list[bytes]:
 
 
 def begin_erasure(dataset: Dataset) -> None:
-    """Note that all tokens of the latest list are being erased; erase nothing."""
+    """Write to the list of a dataset that its tokens are erased; replace no file."""
     path = list_path(dataset.store)
     content = read_list(path)
     assert content is not None
-    ranges = content.list_of(len(content.additions)).ranges
-    erasure = Erasure(
-        is_done=False,
-        list_hash=content.hashes[-1],
-        ranges=ranges,
-        fingerprint=bytes(32),
-        digest=b"",
-        original_digest=b"",
-        token_max=0,
-        delimiters=(),
-        files=(),
-        when=_WHEN,
-        names=names_of(dataset.store, ranges),
-    )
-    _write(path, ListContent(content.fingerprint, content.fill, content.additions, erasure))
+    with locked_list(path):
+        begin(path, content, dataset.store, dataset.digest, ())
 
 
 def _write(path: str, content: ListContent) -> None:

@@ -16,6 +16,6 @@ def redact(
     on request overwrite its tokens in the files.
     """
     words = [f"--range={':'.join(map(str, each))}" for each in ranges]
-    words += ["--fill", str(fill), *(["--erase", "--wait-seconds=0"] if erase else [])]
+    words += ["--fill", str(fill), *(["--erase", "--no-delimiter"] if erase else [])]
     found = redacted(build_parser().parse_args([*map(str, paths), *words]))
     return str(found.facts()["list"])

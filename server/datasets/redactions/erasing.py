@@ -1,114 +1,118 @@
-"""Overwrites the redacted tokens of a dataset on disk, in place. It can be interrupted at any
-moment, and finished later.
+"""Erases the redacted tokens of a dataset from its disk: each file that has any is replaced by a
+new one. It can be interrupted at any moment, and the same command goes on.
 
-    begin       computes what the content will be, and writes it to the list: "erasing"
-    a pause     running servers look at the list, and refuse rows that need these tokens
-    finish      overwrites the tokens, syncs them, checks the content; the list says "erased"
+    begin     computes what the content will be, and writes that to the list
+    replace   for each file: a copy beside it, overwritten, synced, checked, renamed
 
-What is to be overwritten is written down first, so that finishing does not depend on what is left
-of it. A delimiter of documents is not overwritten, or documents would begin elsewhere.
+From the moment at which the list says it, servers refuse rows that need these tokens. They serve
+the files that they opened until they find the new ones (take_up.py). A dataset is opened whichever
+of its files are replaced (laid_over.py). A delimiter of documents is not overwritten, or documents
+would begin elsewhere.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
-import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, WriteFailed
 
 from ...runtime.exceptions import log_safe_name
+from ...storage.files import OpenFile, open_file, sync_folder
 from ...storage.store import StoredShard, TokenStore
-from ..content import Content, fingerprint_of, full_digest
-from .erased_files import mark_files, names_of
-from .laid_over import LaidOver, Read
-from .list_content import Erasure, ListContent
-from .list_writing import now, write_list
+from ..content import Content, fingerprint_of, fingerprint_of_file, full_digest
+from .erased_files import list_path, names_of
+from .laid_over import LaidOver, laid_over
+from .list_content import ErasedFile, Erasure, ListContent
+from .list_writing import note_erased, now, write_list
 from .ranges import TokenRanges, Triple
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 _PROGRESS_SECONDS = 5.0
+_COPY_BYTES = 16 << 20
+_FICLONE = 0x40049409
+"""The ioctl by which two files share their blocks: btrfs, XFS, bcachefs."""
+_CURE = "and run the same command again"
 
 
 def begin(
     path: str, content: ListContent, store: TokenStore, digest: bytes, delimiters: Sequence[int]
-) -> ListContent | None:
-    """Write to a list that the tokens of its latest ranges will be erased.
+) -> ListContent:
+    """Write to a list that the tokens of its latest ranges are erased, unless it says so.
 
-    path: of the list, which is locked.  store: with a list that fits, and no interrupted erasure.
-    digest: of the dataset before any erasure, b"" if it is unknown.  delimiters: tokens that are
-    left, those of any erasure before.
-    Returns: what was written; None if all of it was erased before.
-    Raises: InvalidCorpus; WriteFailed if a file cannot be written.
+    path: of the list, which is locked.  store: with a list that fits.  digest: of the dataset
+    before any erasure, b"" if it is unknown.  delimiters: tokens that are left, those of any
+    erasure before.
+    Returns: what the list has now.
+    Raises: InvalidCorpus; WriteFailed if a file cannot be replaced, and then nothing was written.
     """
     before = content.erasure
     listed = content.list_of(len(content.additions))
+    if before is not None and before.list_hash == listed.hash:
+        return content
     ranges, token_max = _to_erase(store, listed.ranges, delimiters)
     over = LaidOver(store.read, ranges, content.fill, store.stored)
-    if before is not None and before.list_hash == listed.hash and _is_erased(store, ranges, over):
-        return None
-    for file in np.unique(ranges.files).tolist():
-        with _opened(store.shards[file]):
-            pass  # it can be written
+    files = np.unique(ranges.files).tolist()
+    _require_replaceable([store.shards[file] for file in files if not over.is_erased(file)])
     erasure = Erasure(
-        is_done=False,
         list_hash=listed.hash,
         ranges=ranges,
-        fingerprint=_fingerprint(store, over.read),
+        fingerprint=fingerprint_of(store, Content(store, over.read).hashed()),
         digest=full_digest(store, over.read) if digest else b"",
         original_digest=digest,
         token_max=max(token_max, before.token_max if before else 0),
         delimiters=tuple(delimiters),
-        files=(),
+        files=tuple(
+            ErasedFile(file, name, _fingerprint(store, over, file))
+            for file, name in zip(files, names_of(store, files), strict=True)
+        ),
         when=now(),
-        names=names_of(store, ranges),
     )
-    written = content.with_erasure(erasure)
+    written = replace(content, erasure=erasure)
     write_list(path, written)
     return written
 
 
-def finish(
-    path: str, content: ListContent, open_tokens: Callable[[], TokenStore], wait_seconds: float
-) -> ListContent:
-    """Erase what a list says is being erased, whatever was erased of it before.
+def replace_files(content: ListContent, store: TokenStore) -> int:
+    """Replace the files that still have tokens which a list says are erased.
 
-    path: of the list, which is locked.  open_tokens: opens the files.  wait_seconds: first, for
-    running servers.
-    Returns: what was written.  Raises: InvalidCorpus, WriteFailed.
+    content: of the list, which is locked, with an erasure.  store: of the files as they are.
+    Returns: how many were replaced.  Raises: InvalidCorpus, WriteFailed.
     """
     erasure = content.erasure
     assert erasure is not None
-    with closing(open_tokens()) as store:
-        try:
-            erasure.ranges.require_within(store.shape.token_counts)
-        except ValueError as problem:
-            raise InvalidCorpus(path, f"has ranges that {problem}; restore it") from None
-        over = LaidOver(store.read, erasure.ranges, content.fill, store.stored)
-        # The files may be others than those that were being erased: then no byte is changed.
-        _require_content(path, _fingerprint(store, over.read), erasure)
-        if wait_seconds:
-            _LOG.info("waiting %g s, until servers refuse these tokens", wait_seconds)
-            time.sleep(wait_seconds)
-        mark_files(store, erasure.ranges, content.fill)
-        _overwrite(store, erasure.ranges, over)
-    with closing(open_tokens()) as store:
-        _require_content(path, _fingerprint(store, store.read), erasure)
-        if erasure.digest:
-            _keep_digest(store, erasure.digest)
-        files = tuple((facts.size_bytes, facts.mtime_ns) for facts in store.facts)
-    written = replace(content, erasure=replace(erasure, is_done=True, files=files, when=now()))
-    write_list(path, written)
-    return written
+    over, count, logged_at = laid_over(store, store.read, content), 0, time.monotonic()
+    for place, erased in enumerate(erasure.files):
+        if over.is_erased(erased.file):
+            continue
+        if not count:
+            note_erased(list_path(store), erasure.list_hash)
+        _replace(store.shards[erased.file], erased, over, erasure.ranges)
+        count += 1
+        if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
+            logged_at = time.monotonic()
+            _LOG.info("erasing files=%d of=%d", place + 1, len(erasure.files))
+    return count
+
+
+def keep_digest(content: ListContent, store: TokenStore) -> None:
+    """Store the digest of files that were all replaced, if it is known; logs why if it cannot."""
+    if content.erasure is None or not content.erasure.digest:
+        return
+    try:
+        store.keep_digest(content.erasure.digest)
+    except OSError as error:
+        name = log_safe_name(store.digest_path)
+        _LOG.warning("digest not kept file=%s: %s", name, error.strerror)
 
 
 def require_same_delimiters(content: ListContent, delimiters: Sequence[int]) -> None:
@@ -143,46 +147,137 @@ def _to_erase(
     return TokenRanges.of(left), token_max
 
 
-def _is_erased(store: TokenStore, ranges: TokenRanges, over: LaidOver) -> bool:
-    return all(
-        store.read(file, first, end - first) == over.filled(first, end)
-        for file, first, end in ranges.pieces(store.stored.itemsize)
-    )
+def _fingerprint(store: TokenStore, over: LaidOver, file: int) -> bytes:
+    """Return the fingerprint of a file without its erased tokens."""
+    layout = store.shards[file].layout
+    return fingerprint_of_file(layout, lambda first, size: over.read(file, first, size))
 
 
-def _overwrite(store: TokenStore, ranges: TokenRanges, over: LaidOver) -> None:
-    """Overwrite tokens that are not yet erased, and sync their files.
-
-    Raises: InvalidCorpus, WriteFailed.
+def _require_replaceable(shards: Sequence[StoredShard]) -> None:
+    """Raise InvalidCorpus or WriteFailed if one of some files cannot be replaced: before the list
+    says that it is.
     """
-    done, total, logged_at = 0, ranges.token_count * store.stored.itemsize, time.monotonic()
-    for file, pieces in groupby(ranges.pieces(store.stored.itemsize), itemgetter(0)):
-        shard = store.shards[file]
-        # Also what a killed process has written is synced.
-        with _opened(shard) as descriptor, _write_errors(shard.path):
-            for _, first, end in pieces:
-                _write(descriptor, shard.layout.first_byte + first, over.filled(first, end))
-                done += end - first
-                if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
-                    logged_at = time.monotonic()
-                    _LOG.info("erasing done=%.1f%%", 100 * done / total)
-            os.fsync(descriptor)
+    largest: dict[str, str] = {}
+    for shard in shards:
+        path = os.path.realpath(shard.path)
+        with open_file(path) as file:
+            _require_one_name(file)
+        folder = os.path.dirname(path)
+        if folder not in largest or os.path.getsize(largest[folder]) < file.size_bytes:
+            largest[folder] = path
+    for path in largest.values():
+        with _copied(path):
+            pass  # there is room for it
+
+
+def _require_one_name(file: OpenFile) -> None:
+    """Raise InvalidCorpus if a file has other names, under which its tokens would stay."""
+    if (count := file.status.st_nlink) > 1:
+        problem = f"has {count} names (hard links), of which the others would keep its tokens"
+        raise InvalidCorpus(file.path, f"{problem}; remove them, {_CURE}")
+
+
+def _replace(shard: StoredShard, erased: ErasedFile, over: LaidOver, ranges: TokenRanges) -> None:
+    """Replace a file by one without its erased tokens.  Raises: InvalidCorpus, WriteFailed."""
+    path, layout = os.path.realpath(shard.path), shard.layout
+    with _copied(path, fills=True) as (partial, descriptor), _write_errors(path):
+        for _, first, end in ranges.of_file(erased.file).pieces(layout.dtype.itemsize):
+            _write(descriptor, layout.first_byte + first, over.filled(first, end))
+        os.fsync(descriptor)
+
+        def read(first: int, size: int) -> bytes:
+            return os.pread(descriptor, size, layout.first_byte + first)
+
+        if fingerprint_of_file(layout, read) != erased.fingerprint:
+            problem = "is not the file whose tokens are erased, or was modified"
+            raise InvalidCorpus(shard.path, f"{problem}; restore it, or the list")
+        os.replace(partial, path)
+        sync_folder(os.path.dirname(path))
 
 
 @contextmanager
-def _opened(shard: StoredShard) -> Iterator[int]:
-    """Lend the descriptor of a file, to overwrite it.  Raises: InvalidCorpus, WriteFailed."""
-    end_byte = shard.layout.first_byte + shard.layout.content_bytes
-    with _write_errors(shard.path):
-        descriptor = os.open(shard.path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+def _copied(path: str, *, fills: bool = False) -> Iterator[tuple[str, int]]:
+    """Lend a copy beside a file, by its path and descriptor; removed at the end, unless it was
+    renamed.
+
+    fills: whether to copy the content; if not, only its room is asked for.
+    Raises: InvalidCorpus if the file cannot be read, WriteFailed.
+    """
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, f".{name}.tokenfeed-erasing")
+    with open_file(path) as original, _write_errors(path):
+        _require_one_name(original)
+        _remove_unused(partial)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _cloned(original.descriptor, descriptor):
+                _require_room(folder, original.size_bytes)
+                if fills:
+                    _copy(original.descriptor, descriptor, original.size_bytes)
+            status = original.status
+            with suppress(PermissionError):  # of another owner
+                os.fchown(descriptor, status.st_uid, status.st_gid)
+            os.fchmod(descriptor, status.st_mode & 0o7777)
+            yield partial, descriptor
+        finally:
+            os.close(descriptor)
+            with suppress(FileNotFoundError):
+                os.unlink(partial)
+
+
+def _remove_unused(partial: str) -> None:
+    """Remove the copy that a process has left which was killed.  Raises: OSError, also if a
+    process uses it: datasets may share files.
+    """
+    with suppress(FileNotFoundError):
+        descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(partial)
+        except BlockingIOError:
+            raise OSError(None, "another tokenfeed redact replaces it now") from None
+        finally:
+            os.close(descriptor)
+
+
+def _cloned(original: int, copy: int) -> bool:
+    """Return whether a file shares its blocks with another one now."""
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size < end_byte:
-            problem = "changed while its tokens were to be erased; restore it"
-            raise InvalidCorpus(shard.path, problem)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        fcntl.ioctl(copy, _FICLONE, original)
+    except OSError:
+        return False
+    return True
+
+
+def _require_room(folder: str, size_bytes: int) -> None:
+    """Raise OSError unless the disk of a folder has room for a file."""
+    room = os.statvfs(folder)
+    free_bytes = room.f_bavail * room.f_frsize
+    if free_bytes < size_bytes:
+        problem = f"a copy of {size_bytes:,} bytes does not fit into {free_bytes:,} free ones"
+        raise OSError(None, problem)
+
+
+def _copy(original: int, copy: int, size_bytes: int) -> None:
+    """Copy a file.  Raises: OSError."""
+    done, in_kernel = 0, True
+    while done < size_bytes:
+        try:
+            if in_kernel:
+                moved = os.copy_file_range(original, copy, _COPY_BYTES, done, done)
+            else:
+                moved = os.pwrite(copy, os.pread(original, _COPY_BYTES, done), done)
+        except OSError:
+            if done or not in_kernel:
+                raise
+            moved = 0
+        if moved:
+            done += moved
+        elif not done and in_kernel:
+            in_kernel = False  # file systems and old kernels that cannot
+        else:
+            raise OSError(None, "it became shorter")
 
 
 @contextmanager
@@ -191,33 +286,13 @@ def _write_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cure = "make it writable, and run the same command again"
-        raise WriteFailed(path, f"cannot be written: {error.strerror}; {cure}") from error
+        problem = f"cannot be replaced: {error.strerror}"
+        raise WriteFailed(path, f"{problem}; make room or permit it, {_CURE}") from error
 
 
 def _write(descriptor: int, place: int, content: bytes) -> None:
-    """Overwrite bytes, unless they are the same.  Raises: OSError."""
-    if os.pread(descriptor, len(content), place) == content:
-        return
+    """Write all of some bytes.  Raises: OSError."""
     left = memoryview(content)
     while left:
         count = os.pwrite(descriptor, left, place)
         place, left = place + count, left[count:]
-
-
-def _fingerprint(store: TokenStore, read: Read) -> bytes:
-    return fingerprint_of(store, Content(store, read).hashed())
-
-
-def _require_content(path: str, found: bytes, erasure: Erasure) -> None:
-    if found != erasure.fingerprint:
-        problem = "the files are not those whose tokens are being erased"
-        raise InvalidCorpus(path, f"{problem}, or were modified; restore them, or this list")
-
-
-def _keep_digest(store: TokenStore, digest: bytes) -> None:
-    try:
-        store.keep_digest(digest)
-    except OSError as error:
-        name = log_safe_name(store.digest_path)
-        _LOG.warning("digest not kept file=%s: %s", name, error.strerror)

@@ -1,7 +1,7 @@
 """Tokens as they are once some of them are erased, whether or not they are erased yet.
 
-What is read of them does not depend on how far an erasure has got. So a server can tell that its
-files have no other change while tokens are erased, and an erasure knows its result beforehand.
+What is read of them does not depend on which files are replaced already. So an erasure knows its
+result beforehand, and a dataset is the same one before, while and after its files are replaced.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ...storage.formats import Stored
 from ...storage.store import TokenStore
-from .list_file import RedactionLists
+from .list_content import ListContent
 from .ranges import TokenRanges
 
 Read = Callable[[int, int, int], bytes]
@@ -25,16 +25,16 @@ class LaidOver:
     def __init__(self, read: Read, ranges: TokenRanges, fill: int, stored: Stored) -> None:
         """read: of a store.  stored: type of its tokens, which holds fill."""
         self._read = read
-        token_bytes = stored.itemsize
-        self._firsts = ranges.first_tokens * token_bytes
-        self._ends = ranges.end_tokens * token_bytes
-        self._files = ranges.files
+        self._ranges = ranges
+        self._token_bytes = stored.itemsize
+        self._firsts = ranges.first_tokens * self._token_bytes
+        self._ends = ranges.end_tokens * self._token_bytes
         self._fill = np.array([fill], dtype=stored).tobytes()
 
     def read(self, file: int, first_byte: int, size_bytes: int) -> bytes:
         """Return bytes of a file, counted from its first token.  Raises: what `read` raises."""
         content = self._read(file, first_byte, size_bytes)
-        of_file = slice(*np.searchsorted(self._files, (file, file + 1)))
+        of_file = slice(*np.searchsorted(self._ranges.files, (file, file + 1)))
         firsts, ends = self._firsts[of_file], self._ends[of_file]
         first = np.searchsorted(ends, first_byte, side="right")
         end = np.searchsorted(firsts, first_byte + size_bytes)
@@ -52,18 +52,28 @@ class LaidOver:
         tokens = -(-(skipped + end_byte - first_byte) // len(self._fill))
         return (self._fill * tokens)[skipped : skipped + end_byte - first_byte]
 
+    def is_erased(self, file: int) -> bool:
+        """Return whether a file has the fill in place of all its ranges.  Raises: what `read`
+        raises.
+        """
+        return all(
+            self._read(file, first, end - first) == self.filled(first, end)
+            for _, first, end in self._ranges.of_file(file).pieces(self._token_bytes)
+        )
 
-def expected_content(
-    lists: RedactionLists | None, store: TokenStore, fingerprint: bytes
-) -> tuple[bytes, Read]:
-    """Return the fingerprint that the content of a served store has to have now, and how to read it
-    for that.
 
-    fingerprint: before any erasure.
+def files_left(store: TokenStore, content: ListContent) -> list[str]:
+    """Return the names of files that still have tokens which a list says are erased.
+
+    store: of the dataset, of which the erased ranges are read.  Raises: InvalidCorpus.
     """
-    content = None if lists is None else lists.content_now()
-    if content is None or content.erasure is None:
-        return fingerprint, store.read_served
-    erasure = content.erasure
-    over = LaidOver(store.read_served, erasure.ranges, content.fill, store.stored)
-    return erasure.fingerprint, over.read
+    if content.erasure is None:
+        return []
+    over = laid_over(store, store.read, content)
+    return [one.name for one in content.erasure.files if not over.is_erased(one.file)]
+
+
+def laid_over(store: TokenStore, read: Read, content: ListContent) -> LaidOver:
+    """Return what lays the erased ranges of a list over its dataset.  content: with an erasure."""
+    assert content.erasure is not None
+    return LaidOver(read, content.erasure.ranges, content.fill, store.stored)

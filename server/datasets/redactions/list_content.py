@@ -3,8 +3,7 @@
     {"tokenfeed_redactions": 1, "fingerprint": HEX, "fill": 0}
     {"ranges": [[FILE, FIRST, END], ...], "when": TIME, "reason": TEXT, "delimiters": [TOKEN, ...],
      "list": HEX}                                                                    any number
-    {"erasure": "earlier", "list": HEX, ...}                                        any number
-    {"erasure": "erasing", "list": HEX, ...}                                        at most one
+    {"erasure": HEX, ...}                                                           at most one
     {"sha256": HEX}
 
 Each line with ranges adds to the list, and records the hash that the list has from then on. The
@@ -15,8 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .ranges import RedactionList, TokenRanges
 
@@ -28,7 +31,6 @@ ADDITIONS_MAX = 4096
 """Each has a hash of its own in every description of the dataset."""
 BYTES_MAX = 1 << 27
 REASON_CHARACTERS_MAX = 1000
-_UNDER_WAY, _DONE, _EARLIER = "erasing", "erased", "earlier"
 
 
 class Damaged(ValueError):
@@ -50,20 +52,29 @@ class Addition:
     delimiters: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Erasure:
-    """The last erasure of tokens on disk.
+class ErasedFile(NamedTuple):
+    """A file that an erasure replaces.
 
-    is_done: whether all of them were overwritten.  list_hash: of the list whose tokens they are.
-    ranges: what was overwritten: those of the list, but for delimiters of documents.
-    fingerprint: of the content with these ranges overwritten, 32 bytes.  digest: likewise, 32
-    bytes.  original_digest: before any erasure; both b"" if it was not known.  token_max: the
-    greatest token that was overwritten.  delimiters: tokens that were left.  files: size and
-    modification time in ns of each file afterwards; empty until it is done.  when: UTC, ISO 8601.
-    names: paths of the files with ranges, in order, from the folder of the first file on.
+    file: its number.  name: its path from the folder of the first file on.  fingerprint: that the
+    new file would have as a dataset of its own, 32 bytes.
     """
 
-    is_done: bool
+    file: int
+    name: str
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Erasure:
+    """Tokens that are erased, whether or not all files are replaced yet.
+
+    list_hash: of the list whose tokens they are.  ranges: those of the list, but for delimiters of
+    documents.  fingerprint: of the content with these ranges overwritten, 32 bytes.  digest:
+    likewise, 32 bytes.  original_digest: before any erasure; both b"" if it was not known.
+    token_max: the greatest token that is erased.  delimiters: tokens that are left.  files: one
+    for each file with ranges, in order.  when: it began, UTC, ISO 8601.
+    """
+
     list_hash: bytes
     ranges: TokenRanges
     fingerprint: bytes
@@ -71,23 +82,14 @@ class Erasure:
     original_digest: bytes
     token_max: int
     delimiters: tuple[int, ...]
-    files: tuple[tuple[int, int], ...]
+    files: tuple[ErasedFile, ...]
     when: str
-    names: tuple[str, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What the files of a dataset may be: the original, or what an erasure has left.
-
-    list_hash: of the list whose tokens are erased; b"" for the original.  fingerprint, digest: as
-    for Erasure.  when: of the erasure.
-    """
-
-    list_hash: bytes
-    fingerprint: bytes
-    digest: bytes
-    when: str = ""
+    def of_file(self, file: int) -> ErasedFile | None:
+        """Return what is known of a file; None if the erasure does not replace it."""
+        place = bisect_left(self.files, file, key=attrgetter("file"))
+        found = self.files[place : place + 1]
+        return found[0] if found and found[0].file == file else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,33 +97,14 @@ class ListContent:
     """What a list file holds.
 
     fingerprint: of the dataset before any erasure, 32 bytes.  fill: the token that replaces others.
-    additions: at least one.  earlier: what erasures before the last one have left; other copies of
-    the dataset may still be that.
+    additions: at least one.  erasure: of the tokens of a list, with all that were erased before;
+    None if there was none.
     """
 
     fingerprint: bytes
     fill: int
     additions: tuple[Addition, ...]
     erasure: Erasure | None = None
-    earlier: tuple[State, ...] = ()
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        """What a copy of the dataset may be, the latest last."""
-        if (last := self.erasure) is None:
-            return (State(b"", self.fingerprint, b""),)
-        return (
-            State(b"", self.fingerprint, last.original_digest),
-            *self.earlier,
-            State(last.list_hash, last.fingerprint, last.digest, last.when),
-        )
-
-    def with_erasure(self, erasure: Erasure) -> ListContent:
-        """Return it with one that begins; what the last one has left is kept."""
-        earlier = self.earlier
-        if self.erasure is not None and self.erasure.list_hash != erasure.list_hash:
-            earlier = (*earlier, self.states[-1])
-        return replace(self, erasure=erasure, earlier=earlier)
 
     @property
     def hashes(self) -> tuple[bytes, ...]:
@@ -171,7 +154,6 @@ class ListContent:
                 "fill": self.fill,
             },
             *map(_addition_line, self.additions),
-            *map(_state_line, self.earlier),
             *([] if self.erasure is None else [_erasure_line(self.erasure)]),
         ]
         body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
@@ -190,10 +172,7 @@ class ListContent:
             first, *lines = map(json.loads, content[:body_end].splitlines())
             if first["tokenfeed_redactions"] != VERSION:
                 raise Damaged(f"is of another version than {VERSION}")
-            earlier = [_state_of(line) for line in lines if line.get("erasure") == _EARLIER]
-            erasures = [
-                _erasure_of(line) for line in lines if line.get("erasure", _EARLIER) != _EARLIER
-            ]
+            erasures = [_erasure_of(line) for line in lines if "erasure" in line]
             additions = [_addition_of(line) for line in lines if "erasure" not in line]
             fingerprint, fill = _hash(first["fingerprint"]), _number(first["fill"])
         except Damaged:
@@ -205,12 +184,9 @@ class ListContent:
             raise Damaged("is damaged")
         if len(hashes) > ADDITIONS_MAX or sum(len(one.ranges) for one in additions) > RANGES_MAX:
             raise Damaged(f"has more than {RANGES_MAX} ranges or {ADDITIONS_MAX} additions")
-        lists = [*(one.list_hash for one in earlier), *(one.list_hash for one in erasures)]
-        if not set(lists) <= set(hashes) or len(set(lists)) < len(lists):
-            raise Damaged("has an erasure of an unknown list, or two of one")
-        if earlier and not erasures:
-            raise Damaged("lacks its last erasure")
-        return cls(fingerprint, fill, tuple(additions), next(iter(erasures), None), tuple(earlier))
+        if any(one.list_hash not in hashes for one in erasures):
+            raise Damaged("has an erasure of an unknown list")
+        return cls(fingerprint, fill, tuple(additions), next(iter(erasures), None))
 
 
 def _seal(body: bytes) -> bytes:
@@ -239,59 +215,38 @@ def _addition_of(line: dict[str, Any]) -> Addition:
     )
 
 
-def _state_line(state: State) -> dict[str, Any]:
-    return {
-        "erasure": _EARLIER,
-        "list": state.list_hash.hex(),
-        "fingerprint": state.fingerprint.hex(),
-        "digest": state.digest.hex(),
-        "when": state.when,
-    }
-
-
-def _state_of(line: dict[str, Any]) -> State:
-    return State(
-        _hash(line["list"]),
-        _hash(line["fingerprint"]),
-        _hash(line["digest"], may_lack=True),
-        str(line["when"]),
-    )
-
-
 def _erasure_line(erasure: Erasure) -> dict[str, Any]:
     return {
-        "erasure": _DONE if erasure.is_done else _UNDER_WAY,
-        "list": erasure.list_hash.hex(),
+        "erasure": erasure.list_hash.hex(),
         "ranges": erasure.ranges.triples(),
         "fingerprint": erasure.fingerprint.hex(),
         "digest": erasure.digest.hex(),
         "original_digest": erasure.original_digest.hex(),
         "token_max": erasure.token_max,
         "delimiters": erasure.delimiters,
-        "files": erasure.files,
+        "files": [[one.file, one.name, one.fingerprint.hex()] for one in erasure.files],
         "when": erasure.when,
-        "names": erasure.names,
     }
 
 
 def _erasure_of(line: dict[str, Any]) -> Erasure:
-    if line["erasure"] not in (_DONE, _UNDER_WAY):
-        raise Damaged("has an erasure of an unknown kind")
-    ranges, names = TokenRanges.of(line["ranges"]), tuple(map(str, line["names"]))
-    if len(names) != len(set(ranges.files.tolist())):
-        raise Damaged("has an erasure in files without a name")
+    ranges = TokenRanges.of(line["ranges"])
+    files = tuple(
+        ErasedFile(_number(file), str(name), _hash(fingerprint))
+        for file, name, fingerprint in line["files"]
+    )
+    if [one.file for one in files] != np.unique(ranges.files).tolist():
+        raise Damaged("has an erasure in files that it does not name")
     return Erasure(
-        line["erasure"] == _DONE,
-        _hash(line["list"]),
+        _hash(line["erasure"]),
         ranges,
         _hash(line["fingerprint"]),
         _hash(line["digest"], may_lack=True),
         _hash(line["original_digest"], may_lack=True),
         _number(line["token_max"]),
         tuple(map(_number, line["delimiters"])),
-        tuple((_number(size_bytes), _number(mtime_ns)) for size_bytes, mtime_ns in line["files"]),
+        files,
         str(line["when"]),
-        names,
     )
 
 

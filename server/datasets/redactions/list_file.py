@@ -13,14 +13,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.kept import Kept
-from ...storage.store import FileFacts
-from .list_content import BYTES_MAX, Damaged, Erasure, ListContent, State
+from .list_content import BYTES_MAX, Damaged, ListContent
 from .ranges import Numbers, RedactionList
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -94,9 +92,6 @@ class ListedDataset:
                 erasure.ranges.require_within(self.token_counts)
         except ValueError as problem:
             raise Damaged(f"has ranges that {problem}") from None
-        if erasure is not None and erasure.is_done:
-            if len(erasure.files) != self.token_counts.size:
-                raise Damaged(f"has an erasure in {len(erasure.files)} files")
         return latest
 
 
@@ -121,18 +116,9 @@ class RedactionLists:
     dataset: what they fit.
     """
 
-    def __init__(
-        self,
-        path: str,
-        dataset: ListedDataset,
-        content: ListContent | None,
-        state: State | None = None,
-    ) -> None:
-        """Take what was read; None if there is no file yet.
-
-        state: what the files of the dataset are, as long as the list has no other erasure; None is
-        what the last erasure has left.
-        Raises: InvalidCorpus if it does not fit.
+    def __init__(self, path: str, dataset: ListedDataset, content: ListContent | None) -> None:
+        """Take what was read; None if there is no file yet.  Raises: InvalidCorpus if it does not
+        fit.
         """
         self.path = path
         self.dataset = dataset
@@ -142,7 +128,6 @@ class RedactionLists:
         self._state: _FileState = ()
         self._looked_at = -_LOOK_SECONDS
         self._problem = ""
-        self._state_here = state
         if content is not None:
             try:
                 self._known = self._checked(content)
@@ -158,7 +143,7 @@ class RedactionLists:
 
     @property
     def erased(self) -> RedactionList | None:
-        """The list whose tokens were erased from these files, or are being erased."""
+        """The list whose tokens are erased, whether or not these files are replaced yet."""
         self._look()
         return None if self._known is None else self._known.erased
 
@@ -172,22 +157,6 @@ class RedactionLists:
         """Like `content`, but looks at the file at once."""
         self._look(at_once=True)
         return None if self._known is None else self._known.content
-
-    def is_erasure(self, file: int, now: FileFacts) -> bool:
-        """Return whether the last write to a file was an erasure: one that is under way, or the
-        last one. Looks at the list at once.
-
-        now: what is known of the file. On the file system of a network that may be out of date, so
-        any time before the end of the erasure is one within it.
-        """
-        content = self.content_now()
-        erasure = None if content is None else content.erasure
-        if erasure is None or file not in erasure.ranges.files:
-            return False
-        if not erasure.is_done:
-            return True
-        size_bytes, mtime_ns = erasure.files[file]
-        return now.size_bytes == size_bytes and now.mtime_ns <= mtime_ns
 
     def find(self, list_hash: bytes) -> RedactionList | None:
         """Return the list of a hash; None if there is none. Looks at the file at once if the hash
@@ -272,22 +241,13 @@ class RedactionLists:
             hashes, erasure = tuple(known.counts), known.content.erasure
             if content.hashes[: len(hashes)] != hashes or (erasure and content.erasure is None):
                 raise Damaged("lacks what it had; restart the server if that is right")
-            if not _is_same(erasure, content.erasure):
-                self._state_here = None
         self._known = self._checked(content)
         self._problem = ""
 
     def _checked(self, content: ListContent) -> _Known:
         latest = self.dataset.check(content)
         counts = {each: count for count, each in enumerate(content.hashes, 1)}
-        state, erased = self._state_here or content.states[-1], None
-        if state.list_hash:
-            erased = content.list_of(counts[state.list_hash])
+        erased = None
+        if content.erasure is not None:
+            erased = content.list_of(counts[content.erasure.list_hash])
         return _Known(content, counts, latest, erased)
-
-
-def _is_same(one: Erasure | None, other: Erasure | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    facts = attrgetter("is_done", "list_hash", "files", "when")
-    return bool(facts(one) == facts(other))

@@ -15,83 +15,72 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.kept.container import kept_paths
 from ...storage.narrowing import Narrowing
 from ...storage.store import TokenStore
 from ..content import Scan
-from .erased_files import require_listed
-from .list_content import ListContent, State
-from .list_file import SUFFIX, ListedDataset, RedactionLists, read_list
+from .erased_files import list_path, require_listed
+from .laid_over import Read, laid_over
+from .list_content import ListContent
+from .list_file import ListedDataset, RedactionLists
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 OPTION = "--redactions"
 
 
-def list_path(store: TokenStore) -> str:
-    """Return the path of the list beside a dataset."""
-    return kept_paths(store.shards, store.stored, SUFFIX, None)[0]
-
-
 def opened_lists(
-    path: str, store: TokenStore, found: Scan, vocab_size: int | None, *, takes_over: bool = False
+    path: str,
+    content: ListContent | None,
+    store: TokenStore,
+    found: Scan,
+    vocab_size: int | None,
 ) -> tuple[Scan, RedactionLists]:
     """Return what the scan of a store would have found before any erasure, and its lists.
 
-    path: of the list file, which may not exist.  vocab_size: None if it is unknown.  takes_over:
-    whether files may have erased tokens that the list does not say.
-    Raises: InvalidCorpus if it is of another dataset, or an erasure was interrupted.
+    path, content: of the list file, which may not exist.  found: by a scan of what `settled` reads.
+    vocab_size: None if it is unknown.
+    Raises: InvalidCorpus if it is of another dataset, or a file was modified.
     """
-    content, state = read_list(path), None
-    if content is not None:
-        found, state = _before_erasure(path, content, found)
-        if vocab_size is None and content.erasure is not None:
+    require_listed(store, path, content)
+    if content is not None and (erasure := content.erasure) is not None:
+        if found.fingerprint != erasure.fingerprint or found.digest not in (b"", erasure.digest):
+            raise InvalidCorpus(
+                path,
+                "says what was erased, but the tokens are neither the original ones nor those "
+                "after the erasure: a file was modified, or the list is of another dataset; "
+                "restore the file, or move the list away",
+            )
+        digest = erasure.original_digest if found.digest else b""
+        found = replace(found, fingerprint=content.fingerprint, digest=digest)
+        if vocab_size is None:
             # Else erased tokens might be the reason why they are served as another type.
-            found = replace(found, token_max=max(found.token_max, content.erasure.token_max))
+            found = replace(found, token_max=max(found.token_max, erasure.token_max))
     served = Narrowing(store.stored, found.token_max).served
     fill_max = int(min(np.iinfo(store.stored).max, np.iinfo(served).max))
     if vocab_size is not None:
         fill_max = min(fill_max, vocab_size - 1)
     dataset = ListedDataset(found.fingerprint, store.shape.token_counts, fill_max)
-    lists = RedactionLists(path, dataset, content, state)
-    if not takes_over:
-        require_listed(store, path, content)
-    return found, lists
+    return found, RedactionLists(path, dataset, content)
 
 
-def _before_erasure(path: str, content: ListContent, found: Scan) -> tuple[Scan, State | None]:
-    """Return what a scan would have found, and what the files are; None if the list does not fit.
+def settled(store: TokenStore, read: Read, content: ListContent | None) -> Read:
+    """Return how to read tokens so that it does not matter which files an erasure has replaced.
 
-    Of large files a sample was read, which may be the same in several states: then they are taken
-    for the latest of these, so that no erased token is served.
-    Raises: InvalidCorpus.
+    read: of the store.  content: of its list; None if there is none.
     """
-    erasure = content.erasure
-    if erasure is not None and not erasure.is_done:
-        cure = "run the same tokenfeed redact --erase again, which finishes it"
-        raise InvalidCorpus(path, f"says that an erasure was interrupted; {cure}")
-    states = [each for each in content.states if each.fingerprint == found.fingerprint]
-    if not states:
-        return found, None
-    if found.digest and erasure is not None:
-        states = [each for each in states if each.digest in (b"", found.digest)]
-    digest = original_digest(content, found.digest)
-    if not states or digest is None:
-        problem = "the tokens are neither the original ones, nor those after an erasure"
-        raise InvalidCorpus(path, f"{problem}: a file was modified; restore it")
-    return replace(found, fingerprint=content.fingerprint, digest=digest), states[-1]
+    if content is None or content.erasure is None:
+        return read
+    return laid_over(store, read, content).read
 
 
-def original_digest(content: ListContent | None, found: bytes) -> bytes | None:
-    """Return the digest before any erasure, of content with this digest: b"" if it is unknown, None
-    if it is neither that before any erasure, nor that after one.
+def original_digest(content: ListContent | None, found: bytes) -> bytes:
+    """Return the digest before any erasure, of files with this digest; b"" if it is unknown, as of
+    files that are not all replaced.
     """
-    if content is None or content.erasure is None or not found:
+    if content is None or content.erasure is None:
         return found
-    known = [each.digest for each in content.states]
-    if found in known:
-        return content.erasure.original_digest
-    return None if all(known) else b""
+    erasure = content.erasure
+    return erasure.original_digest if found in (erasure.original_digest, erasure.digest) else b""
 
 
 def log_lists(store: TokenStore, lists: RedactionLists) -> None:

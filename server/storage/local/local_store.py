@@ -24,6 +24,7 @@ from tokenfeed.wire.row_block import Plane
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.threads.poll_rate import PollRate
+from ..files import OpenFile
 from ..formats import Stored
 from ..narrowing import Narrowing
 from ..store import WRONG_TOKEN, PlaneReader, ReadCounts
@@ -75,7 +76,7 @@ class LocalStore(OpenedShards, ABC):
         self._planes: dict[int, PlaneReader] = {}
         self._first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
         tails = [shard.tail for shard in shards]
-        self._sentinel_lock = threading.Lock()
+        self._sentinel_lock = threading.RLock()  # a file that is opened may be exchanged
         sentinel_values = np.array([tail.sentinel_value for tail in tails], dtype=np.uint8)
         # Replaced as a whole, so that a gather sees one consistent state.
         self._sentinels = _Sentinels(
@@ -256,12 +257,21 @@ class LocalStore(OpenedShards, ABC):
             elif index not in self._searched:
                 self._searched.add(index)
                 self._search_sentinel(index)
-        wrong = [index for index in wrong if not self._take_erased_sentinel(index)]
-        if wrong:
+        if wrong and self._are_wrong_still(wrong):
             self.require_intact()
             name = log_safe_name(self.shards[wrong[0]].path)
             self.mark_failed(f"{name}: truncated, found by a gather")
             self.require_intact()
+
+    def _are_wrong_still(self, files: list[int]) -> bool:
+        """Compare the sentinels of files again, while none of them is exchanged."""
+        with self._sentinel_lock:
+            known, suspects = self._sentinels, np.array(files)
+            found = self._read_bytes(suspects, known.bytes[suspects])
+            return any(
+                value != known.values[index] or (not value and self.is_written(index))
+                for index, value in zip(files, found.tolist(), strict=True)
+            )
 
     def _search_sentinel(self, index: int) -> None:
         """Search further for the sentinel of a file, to save a stat call for each frame of it. A
@@ -271,16 +281,21 @@ class LocalStore(OpenedShards, ABC):
         if found is not None:
             self._set_sentinel(index, *found, is_missing=False)
 
-    def _take_erased_sentinel(self, index: int) -> bool:
-        """Return whether tokens of a file were erased: its sentinel may be one of their bytes, and
-        another one is taken.  Raises: Unread.
-        """
-        tail = self.erased_tail(index)
-        if tail is None:
-            return False
-        is_missing = not tail.sentinel_value
-        self._set_sentinel(index, tail.sentinel_byte, tail.sentinel_value, is_missing=is_missing)
-        return True
+    def _exchange(self, index: int, file: OpenFile, shard: Shard) -> None:
+        """Read from another file of the same size from now on."""
+        tail = shard.tail
+        # A gather that meets the new file and the old sentinel waits for the new one.
+        with self._sentinel_lock:
+            self._put(index, file)
+            self.shards[index] = shard
+            is_missing = not tail.sentinel_value
+            self._set_sentinel(
+                index, tail.sentinel_byte, tail.sentinel_value, is_missing=is_missing
+            )
+
+    @abstractmethod
+    def _put(self, index: int, file: OpenFile) -> None:
+        """Read from another file.  Raises: OSError."""
 
     def _set_sentinel(self, index: int, place: int, value: int, *, is_missing: bool) -> None:
         with self._sentinel_lock:

@@ -23,7 +23,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
 from ...runtime.threads.poll_rate import PollRate
-from ..files import open_file, size_on_disk
+from ..files import OpenFile, open_file, size_on_disk
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
 from . import syscalls
@@ -158,6 +158,12 @@ class MapStore(LocalStore):
         if self._span_bytes:
             syscalls.unmap(self._address, self._span_bytes)
             self._span_bytes = 0
+
+    def _put(self, index: int, file: OpenFile) -> None:
+        # The kernel exchanges the pages at once: a gather has the ones or the others.
+        address, size_bytes = int(self._firsts[index]), self.shards[index].size_bytes
+        syscalls.map_file(address, file.descriptor, size_bytes)
+        syscalls.expect_random_access(address, _pages_bytes(size_bytes))
 
     def _read_tokens(self, spans: Spans, target: TokenBytes) -> None:
         ranges, span_of_range = self.ranges(spans), None

@@ -7,11 +7,11 @@ written to. Otherwise the file system may have failed over or lost its cache, an
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -20,8 +20,9 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.threads.poll_rate import PollRate
-from ..store import CHANGED, IsErasure, SameContent, Submit
-from .shard import FileChange, FileStat, Shard, Tail
+from ..files import OpenFile, open_file
+from ..store import CHANGED, IsErasedFile, SameContent, Submit
+from .shard import FileChange, FileStat, Shard
 
 Result = TypeVar("Result")
 
@@ -46,7 +47,7 @@ class Unread(Exception):
         self.error = error
 
 
-class OpenedShards:
+class OpenedShards(ABC):
     """The files of a dataset, as they were opened.
 
     Several threads change its few values without a lock: at worst, files are reread twice.
@@ -67,7 +68,7 @@ class OpenedShards:
         self.shards = list(shards)
         self._poll_rate = poll_rate
         self._status_of = status_of
-        self._is_erasure: IsErasure = lambda index, now: False
+        self._is_erased_file: IsErasedFile = lambda index, layout, file: False
         self._failed = ""
         self._closed = threading.Event()
         self._warned: set[int] = set()
@@ -92,9 +93,9 @@ class OpenedShards:
         if self._failed:
             raise CorpusChanged("dataset", f"{self.name!r} {self._failed}")
 
-    def allow_erasure(self, is_erasure: IsErasure) -> None:
-        """Reread the content after a write in place that is an erasure, instead of failing."""
-        self._is_erasure = is_erasure
+    def allow_replacement(self, is_erased_file: IsErasedFile) -> None:
+        """Serve a file without its erased tokens in place of the opened one, once it is found."""
+        self._is_erased_file = is_erased_file
 
     def mark_failed(self, reason: str, client_message: str = "") -> None:
         """Fail this dataset: it delivers nothing more, since half a corpus is another corpus.
@@ -186,9 +187,9 @@ class OpenedShards:
         shard = self.shards[index]
         try:
             now = shard.current_stat()
-            change = self.change_of(index, now)
-            if change is FileChange.ERASED and now is not None:
-                shard = shard.after_erasure(now)
+            change = shard.detect_change(now)
+            if change is FileChange.REPLACED and now is not None and self.take_up(index):
+                change = FileChange.ERASED
         except InvalidCorpus as error:
             self._log_failed_check(index, error.problem)
             return
@@ -198,7 +199,11 @@ class OpenedShards:
         self._unknown.discard(index)
         if change is FileChange.MODIFIED:
             self.mark_failed(f"{log_safe_name(shard.path)}: {change.value}")
-        is_news = change in (FileChange.REPLACED, FileChange.APPENDED, FileChange.ERASED)
+        if change is FileChange.ERASED:
+            self._warned.discard(index)
+            name = log_safe_name(shard.path)
+            _LOG.info("file changed dataset=%s file=%s change=%s", self.name, name, change.value)
+        is_news = change in (FileChange.REPLACED, FileChange.APPENDED)
         if is_news and index not in self._warned:
             self._warned.add(index)
             _LOG.warning(
@@ -207,8 +212,7 @@ class OpenedShards:
                 log_safe_name(shard.path),
                 change.value,
             )
-        rereads = change in (FileChange.METADATA, FileChange.APPENDED, FileChange.ERASED)
-        if rereads and now is not None:
+        if change in (FileChange.METADATA, FileChange.APPENDED) and now is not None:
             # The current stat: a write during the reread is then seen by the next check.
             self.shards[index] = shard.with_stat(now)
             self._touched.add(index)
@@ -272,40 +276,32 @@ class OpenedShards:
         shard = self.shards[index]
         try:
             if self._status_of is None:
-                return self.change_of(index, shard.current_stat())
-            return self.change_of(index, FileStat.of(self._status_of(index)))
+                return shard.detect_change(shard.current_stat())
+            return shard.detect_change(FileStat.of(self._status_of(index)))
         except OSError as error:
             raise Unread(index, error) from error
 
-    def change_of(self, index: int, now: FileStat | None) -> FileChange:
-        """Return how a file has changed; as `Shard.detect_change`."""
-        shard = self.shards[index]
-        change = shard.detect_change(now)
-        if change is FileChange.MODIFIED and now is not None and self._has_erased(index, now):
-            return FileChange.ERASED
-        return change
+    def take_up(self, index: int) -> bool:
+        """Serve the file in the place of an opened one if it is that without its erased tokens;
+        return whether it is served.
 
-    def erased_tail(self, index: int) -> Tail | None:
-        """Return the current tail of a file of which tokens were erased; None if none were.
-
-        Raises: Unread.
+        Raises: InvalidCorpus or OSError if it cannot be read.
         """
-        self._poll_rate.wait_turn()
-        shard = self.shards[index]
-        try:
-            now = shard.current_stat()
-            if now is None or now[:2] != shard.facts[:2] or not self._has_erased(index, now):
-                return None
-            return shard.after_erasure(now).tail
-        except OSError as error:
-            raise Unread(index, error) from error
-        except InvalidCorpus as error:
-            raise Unread(index, OSError(errno.EIO, error.problem)) from error
+        known = self.shards[index]
+        with open_file(known.path) as file:
+            facts = FileStat.of(file.status)
+            if facts == known.facts:
+                return True  # another thread was faster
+            if facts.size_bytes != known.size_bytes:
+                return False
+            if not self._is_erased_file(index, known.layout, file):
+                return False
+            self._exchange(index, file, known.replaced_by(file))
+        return True
 
-    def _has_erased(self, index: int, now: FileStat) -> bool:
-        """Return whether the last write to a file was an erasure."""
-        has_its_size = now.size_bytes == self.shards[index].facts.size_bytes
-        return has_its_size and self._is_erasure(index, now)
+    @abstractmethod
+    def _exchange(self, index: int, file: OpenFile, shard: Shard) -> None:
+        """Read from another file of the same size from now on.  shard: what describes it."""
 
     def _log_failed_check(self, index: int, reason: str | None) -> None:
         """Log a failed stat call, once until all files can be checked again."""

@@ -23,7 +23,7 @@ from tokenfeed.sampling.spans import Spans
 
 from ...runtime.threads.poll_rate import PollRate
 from ...runtime.threads.worker_threads import WorkerThreads
-from ..files import open_descriptor, open_file
+from ..files import OpenFile, open_descriptor, open_file
 from ..formats import FormatOptions
 from ..store import PIECE_BYTES, Piece
 from .copying import TokenBytes
@@ -296,6 +296,8 @@ class PreadStore(LocalStore):
                     # Keep the old ctime: the next check then causes a reread if it differs.
                     facts = known.facts._replace(device=now.device)
                     self.shards[shard] = known.with_stat(facts)
+                    return
+            self.take_up(shard)
         except (InvalidCorpus, OSError):
             return
 
@@ -304,16 +306,27 @@ class PreadStore(LocalStore):
 
         Raises: OSError; ESTALE if it is another file by now, or was truncated or written to.
         """
-        known = self.shards[shard]
-        descriptor = open_descriptor(known.path)
+        descriptor = open_descriptor(self.shards[shard].path)
         try:
-            change = self.change_of(shard, FileStat.of(os.fstat(descriptor)))
+            change = self.shards[shard].detect_change(FileStat.of(os.fstat(descriptor)))
+            if change is FileChange.REPLACED and self._may_take_up(shard):
+                change = self.shards[shard].detect_change(FileStat.of(os.fstat(descriptor)))
             if change in (FileChange.REPLACED, FileChange.MODIFIED):
                 raise OSError(errno.ESTALE, "changed since it was opened")
         except BaseException:
             os.close(descriptor)
             raise
         return descriptor
+
+    def _may_take_up(self, shard: int) -> bool:
+        """Return whether the file in the place of an opened one is served now."""
+        try:
+            return self.take_up(shard)
+        except InvalidCorpus:
+            return False
+
+    def _put(self, index: int, file: OpenFile) -> None:
+        self._files.replace(index, file.descriptor)
 
     def _status(self, shard: int) -> os.stat_result:
         return self._files.call(os.fstat, shard)

@@ -28,7 +28,7 @@ class FileChange(enum.Enum):
     METADATA = "status changed, with the same modification time"
     REPLACED = "replaced or removed; still serving the opened file"
     APPENDED = "grown; still serving the part that was opened"
-    ERASED = "some of its tokens were erased, as its list of redactions says"
+    ERASED = "replaced by the file without its erased tokens, which is served now"
     MODIFIED = "truncated or written to in place"
 
 
@@ -123,10 +123,12 @@ class Shard:
         """Return it with other facts, for when its content is known to be the same."""
         return replace(self, facts=facts)
 
-    def after_erasure(self, facts: FileStat) -> Shard:
-        """Return it with other facts and its current tail.  Raises: InvalidCorpus."""
-        with open_file(self.path) as file:
-            return replace(self, facts=facts, tail=_read_tail(file, self.size_bytes))
+    def replaced_by(self, file: OpenFile) -> Shard:
+        """Return it with the facts and the tail of another file of its size.  Raises:
+        InvalidCorpus.
+        """
+        facts, tail = FileStat.of(file.status), _read_tail(file, self.size_bytes)
+        return replace(self, facts=facts, tail=tail)
 
     def _only_grew(self) -> bool:
         """Return whether the former tail is unchanged: a longer file may also have been rewritten,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.support.mixtures import local as local_mixture
 from tests.support.mixtures import write_sources
 from tests.support.packed_corpora import Corpus, write_corpus
 from tests.support.redacting import redact
+from tests.support.waiting import eventually
 
 T, B, SEED = 16, 4, 9
 FILL = 7
@@ -523,6 +525,42 @@ def test_erased_tokens_are_said_to_be_deleted_unless_they_are_redacted(
     with NumpyBatches(target, B, T, **options) as feed:
         feed.load_state_dict(state)
         next(feed)
+    with NumpyBatches(target, B, T, redactions=found, **options) as feed:
+        require_same(taken(feed, 20), redacted(before, gone, 0))
+        assert feed.state_dict() == state
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["file", "served"])
+@pytest.mark.parametrize("read", ["map", "pread"])
+def test_a_run_goes_on_while_its_corpus_is_erased(
+    serve: Serve, corpus: Corpus, is_local: bool, read: str
+) -> None:
+    """Its rows are what they were but for the redaction, from its sample on; the erased tokens are
+    in no map and no open file of a process any more, soon after.
+    """
+    before = plain(corpus, 400, order="shuffled", loss_mask="ignore")
+    gone = tokens_of(corpus, LIST)
+    server = None if is_local else serve(*corpus.words, "--read", read)
+    target = f"{corpus.target}?read={read}" if server is None else server.address
+    process = os.getpid() if server is None else server.process.pid
+    options = {"seed": SEED, "order": "shuffled", "loss_mask": "ignore", "dtype": np.int64}
+    with NumpyBatches(target, B, T, **options) as feed:
+        rows = [taken(feed, 2)]
+        found = redact(corpus.paths, *LIST, fill=FILL)
+        begin = feed.redact(found)
+        rows.append(taken(feed, 2))
+        redact(corpus.paths, *LIST, fill=FILL, erase=True)
+        rows.append(taken(feed, 396))
+        assert eventually(lambda: not holds_deleted(process, corpus.paths))
+    whole = Rows(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
+    require_same(whole, redacted(before, gone, begin))
+
+
+def holds_deleted(process: int, paths: Sequence[Path]) -> bool:
+    """Whether a process has a replaced file mapped or open."""
+    opened = [os.path.realpath(each) for each in Path(f"/proc/{process}/fd").iterdir()]
+    said = "\n".join([Path(f"/proc/{process}/maps").read_text(), *opened])
+    return any(f"{path} (deleted)" in said for path in paths)
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["file", "served"])

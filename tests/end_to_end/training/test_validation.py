@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from client import InvalidRequest, Mixture, NotFound, validation_feeds
+from client import Deleted, InvalidRequest, Mixture, NotFound, validation_feeds
 from client.batches.validation import ValidationFeeds
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.offline import offline_rows, received_rows
 from tests.support.packed_corpora import ORDERS, Order, random_lengths, write_corpus
+from tests.support.redacting import redact
 from tests.support.waiting import eventually
 
 T, B = 8, 4
@@ -55,6 +56,47 @@ def open_feeds(server: Server) -> Iterator[OpenFeeds]:
     yield start
     for feeds in opened:
         feeds.close()
+
+
+def test_a_list_is_in_force_for_its_dataset(open_feeds: OpenFeeds, paths: dict[str, Path]) -> None:
+    """Its tokens are no targets; without it an erased dataset is refused, by name."""
+    path = paths["code-val"]
+    found = redact([path], (0, 20, 30), fill=7)
+    feeds = open_feeds(redactions={"code-val": found})
+    rows = windows_of(path)
+    for x, y in islice(feeds["code-val"], 1):
+        flat = [token for row in x.tolist() for token in row]
+        assert flat[20:30] == [7] * 10
+        assert flat[:20] == [token for row in rows[:B] for token in row[:T]][:20]
+        assert [at for at, target in enumerate(y.flatten().tolist()) if target == -100] == list(
+            range(19, 29)
+        )
+    redact([path], (0, 20, 30), fill=7, erase=True)
+
+    def is_refused() -> bool:
+        try:
+            list(open_feeds()["code-val"])
+        except Deleted as error:
+            return "code-val" in str(error)
+        return False
+
+    assert eventually(is_refused)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("ab" * 32, "is one list, but there are several datasets; pass a dict"),
+        ({"web": "ab" * 32}, "'web' is not one of the datasets, web-val, code-val, math-val"),
+        ({"web-val": "ab"}, "redactions: 'ab' is not 64"),
+    ],
+)
+def test_lists_that_fit_no_dataset_are_refused(
+    open_feeds: OpenFeeds, given: object, problem: str
+) -> None:
+    """Else an evaluation would silently be another one."""
+    with pytest.raises(InvalidRequest, match=problem):
+        open_feeds(redactions=given)
 
 
 def windows_of(path: Path, order: str = "sequential-1") -> list[list[int]]:

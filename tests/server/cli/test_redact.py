@@ -17,7 +17,6 @@ from server.datasets.redactions.ranges import RedactionList, TokenRanges
 from server.inspect import main as inspect
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.server.ingest.running import ingested
-from tests.support.waiting import eventually
 
 DELIMITER = ("--document-end-token", "5")
 
@@ -137,6 +136,8 @@ def test_an_id_is_all_of_its_documents(tmp_path: Path, capsys: pytest.CaptureFix
         (["--document=1", "--document-end-token=5", "--fill=5"], "but it separates documents"),
         ([], "there is no list yet; pass --document, --id or --range"),
         (["--range=0:1:2", "--erase", "--wait-seconds=nan"], "--wait-seconds: nan is not in"),
+        (["--range=0:1:2", "--wait", "a:1"], "--wait: waits for an erasure; pass --erase too"),
+        (["--range=0:1:2", "--erase", "--wait", "a"], "target: 'a' is not"),
     ],
 )
 def test_what_is_wrong_writes_nothing(
@@ -274,13 +275,32 @@ def test_a_server_names_the_option_that_does_not_fit(
 
 
 def test_a_server_goes_on_while_its_tokens_are_erased(
-    serve: Serve, corpus: list[str], capsys: pytest.CaptureFixture[str]
+    serve: Serve,
+    corpus: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It was started before there was a list."""
+    """It was started before there was a list. The command says when it has the new files."""
     server = serve("--data", f"train={corpus[0]}", corpus[1])
-    erase = ("--erase", "--wait-seconds=0", *DELIMITER)
-    assert main([*corpus, "--range=0:100:900", "--range=1:0:400", *erase]) == 0
+    words = [*corpus, "--range=0:100:900", "--range=1:0:400", "--erase", *DELIMITER]
+    with caplog.at_level("INFO"):
+        assert main([*words, "--wait", server.address]) == 0
 
-    assert eventually(lambda: server.stderr.count("change=some of its tokens were erased") == 2)
+    assert f"{server.address} has taken it up, after " in caplog.text
+    assert server.stderr.count("change=replaced by the file without its erased tokens") == 2
     listed(capsys, *corpus)
     assert "dataset failed" not in server.stderr
+
+
+def test_servers_that_do_not_take_it_up_are_named(
+    corpus: list[str], serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One with another dataset, one that is not there: the erasure itself is done."""
+    server = serve("--data", corpus[1])
+    words = [corpus[0], "--range=0:100:900", "--erase", *DELIMITER, "--wait-seconds=0.5"]
+    assert main([*words, "--wait", server.address, "127.0.0.1:1"]) == 1
+
+    error = capsys.readouterr().err
+    assert f"{server.address} does not serve this dataset" in error
+    assert "127.0.0.1:1" in error
+    assert "the files are erased, run it again to wait" in error

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib.util import find_spec
@@ -24,7 +27,7 @@ from server.storage.choice import Storing
 from server.storage.formats import FormatOptions
 from server.storage.store import gather_block
 from server.verify import main as verify
-from tests.conftest import WriteTokens
+from tests.conftest import ROOT, WriteTokens
 from tests.server.conftest import look_at_all
 from tests.server.datasets.redactions import kills
 from tests.support.waiting import let_time_pass
@@ -32,7 +35,7 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 
 Open = Callable[..., Dataset]
-ERASE = ("--erase", "--wait-seconds", "0", "--no-delimiter")
+ERASE = ("--erase", "--no-delimiter")
 
 
 @pytest.fixture
@@ -176,7 +179,7 @@ def test_a_manifest_still_fits(tmp_path: Path, open_: Open) -> None:
     (source,) = parse_datasets([str(out)])
     with closing(open_dataset(source, FormatOptions(), TokenChecks())) as dataset:
         before, documents = known(dataset), documents_of(dataset).by_id("7")
-    redact(out, "--id", "7", "--document", "9", "--erase", "--wait-seconds=0")
+    redact(out, "--id", "7", "--document", "9", "--erase")
 
     with closing(open_dataset(source, FormatOptions(), TokenChecks())) as dataset:
         assert known(dataset) == before
@@ -200,7 +203,7 @@ def test_documents_begin_where_they_began(open_: Open, write_tokens: WriteTokens
 
     before = starts()
     end = ("--document-end-token", "5")
-    redact(path, *end, "--document=3", "--range=0:500:900", "--erase", "--wait-seconds=0")
+    redact(path, *end, "--document=3", "--range=0:500:900", "--erase")
 
     assert starts() == before
     assert np.fromfile(path, "<u2")[500:900].tolist() == [
@@ -239,38 +242,38 @@ def test_delimiters_of_the_list_are_not_erased(
     redact(path, "--range=0:5:9")
     before = path.read_bytes()
     for wrong in ("--no-delimiter", "--document-end-token=8"):
-        assert main([str(path), "--erase", "--wait-seconds=0", wrong]) == 1
+        assert main([str(path), "--erase", wrong]) == 1
         assert (
             "the list was made with 7 between documents; pass the same" in capsys.readouterr().err
         )
     assert path.read_bytes() == before
-    redact(path, end, "--erase", "--wait-seconds=0")
+    redact(path, end, "--erase")
 
     assert np.count_nonzero(np.fromfile(path, "<u2") == 7) == 8
 
 
-@pytest.mark.parametrize("part", [0, 3, 5])
-def test_an_interrupted_erasure_is_named_and_finished(
-    open_: Open, write_tokens: WriteTokens, part: int
+@pytest.mark.parametrize("left", ["the first file", "the second file", "both"])
+def test_a_dataset_is_opened_whichever_of_its_files_are_replaced(
+    open_: Open, write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str], left: str
 ) -> None:
-    """A machine may stop at any moment; whatever is left of the tokens, the rest is done."""
-    path = write_tokens(np.arange(1, 300))
-    dataset = open_(path)
-    before = known(dataset)
-    redact(path, "--range=0:5:11")
-    assert dataset.redactions is not None
-    content = dataset.redactions.content_now()
-    assert content is not None
-    assert erasing.begin(dataset.redactions.path, content, dataset.store, before[1], ())
-    with path.open("r+b") as file:
-        file.seek(10)
-        file.write(bytes(2 * part) + b"\7" * (part > 0))
+    """A machine may stop at any moment; the same command goes on."""
+    paths = [write_tokens(np.arange(1, 300), name) for name in ("a.bin", "b.bin")]
+    originals = [path.read_bytes() for path in paths]
+    before = known(open_(*paths))
+    redact(*paths, "--range=0:5:11", "--range=1:5:11", *ERASE)
+    for path, original, name in zip(paths, originals, ("first", "second"), strict=True):
+        if name in left or left == "both":
+            path.write_bytes(original)
 
-    with pytest.raises(InvalidCorpus, match="interrupted; run the same tokenfeed redact --erase"):
-        open_(path)
-    redact(path, *ERASE)
-    assert np.fromfile(path, "<u2")[:12].tolist() == [1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0, 12]
-    assert known(open_(path)) == before
+    dataset = open_(*paths)
+    assert known(dataset) == before
+    assert dataset.redactions is not None
+    assert dataset.redactions.erased is not None
+    redact(*paths, *ERASE)
+    for path in paths:
+        assert np.fromfile(path, "<u2")[:12].tolist() == [1, 2, 3, 4, 5, *[0] * 6, 12]
+    assert known(open_(*paths)) == before
+    assert not list(paths[0].parent.glob("*.tokenfeed-erasing"))
 
 
 def test_no_byte_of_other_files_is_changed(
@@ -288,7 +291,7 @@ def test_no_byte_of_other_files_is_changed(
     changed = path.read_bytes()
 
     assert main([str(path), *ERASE]) == 1
-    assert "not those whose tokens are being erased" in capsys.readouterr().err
+    assert "a file was modified, or the list is of another dataset" in capsys.readouterr().err
     assert path.read_bytes() == changed
 
 
@@ -338,38 +341,80 @@ def test_a_served_dataset_goes_on(open_: Open, write_tokens: WriteTokens) -> Non
     let_time_pass(path)
     redact(path, "--range=0:5:11", "--range=0:3000:5000", *ERASE)
 
-    assert tokens_of(dataset, 0, 2990, 3010) == [*range(3246, 3256), *[0] * 10]
+    assert tokens_of(dataset, 0, 4990, 5000) == list(range(5246, 5256))
     look_at_all(dataset)
     look_at_all(dataset)
     assert not dataset.store.failed
+    assert tokens_of(dataset, 0, 2990, 3010) == [*range(3246, 3256), *[0] * 10]
     assert tokens_of(dataset, 0, 4990, 5000) == [0] * 10
     assert tokens_of(dataset, 0, 0, 6) == [*range(256, 261), 0]
 
 
-def test_a_served_dataset_goes_on_while_it_is_erased(
+def test_no_map_and_no_descriptor_of_the_old_file_is_left(
     open_: Open, write_tokens: WriteTokens
 ) -> None:
-    """The files are looked at while half of the tokens are overwritten."""
+    """Its blocks are freed only then, and nobody can read the tokens any more."""
     path = write_tokens(np.arange(256, 5256))
     dataset = open_(path)
-    redact(path, "--range=0:4000:5000")
-    assert dataset.redactions is not None
-    content = dataset.redactions.content_now()
-    assert content is not None
-    begun = erasing.begin(dataset.redactions.path, content, dataset.store, dataset.digest, ())
-    assert begun is not None
-    for end in (4100, 4999, 5000):
-        let_time_pass(path)
-        with path.open("r+b") as file:
-            file.seek(8000)
-            file.write(bytes(2 * (end - 4000)))
-        look_at_all(dataset)
-        assert tokens_of(dataset, 0, 4090, 4100) == [0] * 10
-        assert dataset.redactions.erased is not None
-        assert not dataset.store.failed
-    redact(path, *ERASE)
+    redact(path, "--range=0:5:11", *ERASE)
+
+    def holds() -> bool:
+        links = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+        maps = Path("/proc/self/maps").read_text()
+        return any(f"{path} (deleted)" in each for each in (maps, *links))
+
+    assert holds()
+    assert dataset.described().erased_list == b""
     look_at_all(dataset)
+    assert not holds()
+    assert dataset.redactions is not None
+    assert dataset.described().erased_list == dataset.redactions.hashes[-1]
+
+
+def test_rows_are_gathered_while_their_file_is_exchanged(
+    open_: Open, write_tokens: WriteTokens
+) -> None:
+    """Each token is the one or the other. Also the byte by which a truncation is found changes."""
+    path = write_tokens(np.arange(256, 5256))
+    dataset = open_(path)
+    ended, wrong = threading.Event(), []
+
+    def gather() -> None:
+        while not ended.is_set():
+            found = tokens_of(dataset, 0, 4000, 5000)
+            if any(token not in (0, 4256 + place) for place, token in enumerate(found)):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=gather) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for first in range(4999, 4949, -5):
+            redact(path, f"--range=0:{first}:5000", *ERASE)
+            look_at_all(dataset)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
     assert not dataset.store.failed
+    assert tokens_of(dataset, 0, 4954, 5000) == [0] * 46
+
+
+def test_a_file_that_is_not_the_erased_one_is_not_taken_up(
+    open_: Open, write_tokens: WriteTokens, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sync may put any file there; the one that was opened is served until the restart."""
+    path = write_tokens(np.arange(256, 5256))
+    dataset = open_(path)
+    redact(path, "--range=0:5:11", *ERASE)
+    other = write_tokens(np.arange(257, 5257), "other.bin")
+    os.replace(other, path)
+    look_at_all(dataset)
+
+    assert "replaced or removed; still serving the opened file" in caplog.text
+    assert tokens_of(dataset, 0, 0, 6) == list(range(256, 262))
+    assert dataset.described().erased_list == b""
 
 
 @pytest.mark.parametrize("moment", ["while", "after"])
@@ -405,8 +450,8 @@ def test_a_truncation_still_fails_a_dataset_that_was_erased(
     path = write_tokens(np.arange(256, 5256))
     dataset = open_(path)
     redact(path, "--range=0:4000:5000", *ERASE)
-    assert tokens_of(dataset, 0, 4990, 5000) == [0] * 10
     look_at_all(dataset)
+    assert tokens_of(dataset, 0, 4990, 5000) == [0] * 10
     os.truncate(path, 6000)
 
     with pytest.raises(CorpusChanged):
@@ -429,29 +474,73 @@ def test_a_digest_that_was_kept_stays(
     assert "erased: 4 tokens" in shown
 
 
-def test_files_that_cannot_be_written_stop_it_before_it_begins(
-    open_: Open, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_file_with_another_name_is_not_erased(
+    open_: Open, write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else the dataset could not be opened until they can. A program that runs cannot be written,
-    not even by root.
-    """
-    path = tmp_path / "sleep.bin"
-    path.write_bytes(Path("/bin/sleep").read_bytes() + b"\0\0")
-    os.truncate(path, path.stat().st_size // 2 * 2)
-    path.chmod(0o755)
-    before = known(open_(path, dtype="uint16"))
-    with subprocess.Popen([path, "60"]) as program:
-        try:
-            assert main([str(path), "--dtype=uint16", "--range=0:5:9", *ERASE]) == 1
-        finally:
-            program.kill()
-    assert "cannot be written: Text file busy; make it writable" in capsys.readouterr().err
+    """Its tokens would still be there under that name."""
+    path = write_tokens(np.arange(1, 300))
+    before = known(open_(path))
+    os.link(path, path.parent / "other")
+    assert main([str(path), "--range=0:5:9", *ERASE]) == 1
+    assert "has 2 names (hard links)" in capsys.readouterr().err
 
-    dataset = open_(path, dtype="uint16")
+    dataset = open_(path)
     assert known(dataset) == before
     assert dataset.redactions is not None
-    assert len(dataset.redactions.hashes) == 1
     assert dataset.redactions.erased is None
+    os.unlink(path.parent / "other")
+    redact(path, *ERASE)
+    assert known(open_(path)) == before
+
+
+def test_the_file_behind_a_link_is_replaced(open_: Open, write_tokens: WriteTokens) -> None:
+    """Caches of model hubs have links to files that are named by their hashes."""
+    blob = write_tokens(np.arange(1, 300), "blobs/4fa1")
+    link = blob.parent.parent / "train.bin"
+    link.symlink_to(blob)
+    blob.chmod(0o640)
+    before = known(open_(link))
+    redact(link, "--range=0:5:9", *ERASE)
+
+    assert link.is_symlink()
+    assert np.fromfile(blob, "<u2")[4:10].tolist() == [5, 0, 0, 0, 0, 10]
+    assert blob.stat().st_mode & 0o777 == 0o640
+    assert known(open_(link)) == before
+
+
+def test_a_file_without_hits_is_not_touched(write_tokens: WriteTokens) -> None:
+    """Of ten thousand shards a document is in one."""
+    paths = [write_tokens(np.arange(1, 300), f"{name}.bin") for name in "ab"]
+    before = [path.stat() for path in paths]
+    redact(*paths, "--range=1:5:9", *ERASE)
+    after = [path.stat() for path in paths]
+
+    assert after[0] == before[0]
+    assert after[1].st_ino != before[1].st_ino
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_stops_it_before_it_begins(tmp_path: Path) -> None:
+    """Nothing is lost, and the same command goes on once there is room."""
+    code = (
+        "import os, sys, numpy; from pathlib import Path; from server.cli.redact import main; "
+        "path = Path(sys.argv[1]) / 'a.bin'; numpy.arange(1, 20_000).astype('<u2').tofile(path); "
+        "words = [str(path), '--range=0:5:9', '--erase', '--no-delimiter']; "
+        "before = path.read_bytes(); assert main(words) == 1; assert path.read_bytes() == before; "
+        "os.unlink(Path(sys.argv[1]) / 'filler'); assert main(words) == 0; "
+        "assert numpy.fromfile(path, '<u2')[5:9].tolist() == [0] * 4"
+    )
+    script = f"""
+        mount -t tmpfs -o size=128k none {tmp_path}
+        head -c 60000 /dev/zero > {tmp_path}/filler
+        exec {sys.executable} -c "{code}" {tmp_path}
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-ec", script], cwd=ROOT, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "a copy of 39,998 bytes does not fit into" in done.stderr
 
 
 def test_a_list_elsewhere_is_used(open_: Open, write_tokens: WriteTokens, tmp_path: Path) -> None:
@@ -463,20 +552,39 @@ def test_a_list_elsewhere_is_used(open_: Open, write_tokens: WriteTokens, tmp_pa
 
     assert known(open_(path, redactions=str(place))) == before
     with pytest.raises(
-        InvalidCorpus, match=r"has erased tokens.*pass another one with --redactions"
+        InvalidCorpus, match=r"is lost, or older.*pass another one with --redactions"
     ):
         open_(path)
     assert verify([str(path), "--redactions", str(place)]) == 0
 
 
-@pytest.mark.parametrize(("call", "number"), [("pwrite", 12_000), ("fsync", 5), ("replace", 4)])
-def test_a_killed_erasure_is_finished(tmp_path: Path, call: str, number: int) -> None:
-    """In the middle of a write, before a sync, and before the list says that it is done."""
-    assert kills.check(tmp_path, call, number) == "erasing"
+@pytest.mark.parametrize(
+    ("call", "number", "state"),
+    [("pwrite", 12_000, "old"), ("copy_file_range", 2, "mixed"), ("replace", 4, "mixed")],
+)
+def test_a_killed_erasure_is_finished(tmp_path: Path, call: str, number: int, state: str) -> None:
+    """In the middle of a write, of a copy, and between two files."""
+    assert kills.check(tmp_path, call, number) == state
 
 
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
 def test_an_erasure_that_is_killed_at_twenty_moments_is_finished() -> None:
-    """The long form of the one before: at nearly every sync and rename, and at some writes."""
+    """The long form of the one before: at each sync and rename, and at some writes."""
     assert kills.main(["--kills", "20"]) == 0
+
+
+def test_two_commands_do_not_replace_one_file_at_once(
+    write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Datasets may share files, and each has a list of its own."""
+    path = write_tokens(np.arange(1, 300))
+    before = path.read_bytes()
+    copy = path.parent / f".{path.name}.tokenfeed-erasing"
+    with copy.open("wb") as used:
+        fcntl.flock(used, fcntl.LOCK_EX)
+        assert main([str(path), "--range=0:5:9", *ERASE]) == 1
+    assert "another tokenfeed redact replaces it now" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    redact(path, *ERASE)
+    assert not copy.exists()

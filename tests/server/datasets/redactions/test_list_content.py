@@ -7,7 +7,7 @@ import json
 import pytest
 
 from server.datasets.redactions import list_content
-from server.datasets.redactions.list_content import Damaged, Erasure, ListContent, _seal
+from server.datasets.redactions.list_content import Damaged, ErasedFile, Erasure, ListContent, _seal
 from server.datasets.redactions.ranges import TokenRanges
 
 FINGERPRINT = bytes(range(32))
@@ -21,7 +21,6 @@ def content() -> ListContent:
 
 def erasure(**changes: object) -> Erasure:
     facts = {
-        "is_done": True,
         "list_hash": content().hashes[0],
         "ranges": TokenRanges.of([(0, 3, 9)]),
         "fingerprint": bytes(32),
@@ -29,9 +28,8 @@ def erasure(**changes: object) -> Erasure:
         "original_digest": b"",
         "token_max": 77,
         "delimiters": (1, 2),
-        "files": ((1, 2), (3, 4), (5, 6)),
+        "files": (ErasedFile(0, "a.bin", bytes(32)),),
         "when": "2026-11-27T00:00:00Z",
-        "names": ("a.bin",),
     }
     return Erasure(**(facts | changes))  # type: ignore[arg-type]
 
@@ -41,20 +39,7 @@ def sealed(*lines: object) -> bytes:
     return body + _seal(body)
 
 
-def test_what_earlier_erasures_left_is_kept() -> None:
-    """Other copies of the dataset may still be that."""
-    found = content().with_erasure(erasure(fingerprint=bytes(31) + b"1"))
-    found = found.with_erasure(erasure(fingerprint=bytes(31) + b"2"))
-    assert found.earlier == ()
-    found = found.with_erasure(erasure(list_hash=found.hashes[1], original_digest=bytes(32)))
-    again = ListContent.parse(found.to_bytes())
-
-    assert again.states == found.states
-    assert [each.list_hash for each in found.states] == [b"", *found.hashes]
-    assert found.states[1].fingerprint[-1:] == b"2"
-
-
-@pytest.mark.parametrize("of_it", [None, erasure(), erasure(is_done=False, files=())])
+@pytest.mark.parametrize("of_it", [None, erasure(), erasure(digest=bytes(32))])
 def test_a_list_is_read_as_it_was_written(of_it: Erasure | None) -> None:
     """A byte that is not the same would be another list."""
     written = ListContent(FINGERPRINT, 5, content().additions, of_it).to_bytes()
@@ -102,8 +87,9 @@ def test_a_truncated_list_is_found() -> None:
 
 FIRST = {"tokenfeed_redactions": 1, "fingerprint": FINGERPRINT.hex(), "fill": 0}
 ADDITION = {"ranges": [[0, 1, 2]], "when": "now", "list": bytes(32).hex()}
-EARLIER = dict.fromkeys(("list", "fingerprint", "digest"), bytes(32).hex())
-EARLIER |= {"erasure": "earlier", "when": "now"}
+HASHES = dict.fromkeys(("erasure", "fingerprint", "digest", "original_digest"), bytes(32).hex())
+ERASURE = HASHES | {"ranges": [[0, 1, 2]], "token_max": 7, "delimiters": [], "when": "now"}
+ERASURE |= {"files": [[0, "a.bin", bytes(32).hex()]]}
 
 
 @pytest.mark.parametrize(
@@ -124,10 +110,12 @@ EARLIER |= {"erasure": "earlier", "when": "now"}
         [FIRST, ADDITION | {"ranges": [[0, 1, 1 << 70]]}],
         [FIRST, ADDITION | {"list": 7}],
         [FIRST, "text"],
-        [FIRST, ADDITION, {"erasure": "erased"}],
-        [FIRST, ADDITION, {"erasure": "begun", "list": bytes(32).hex()}],
-        [FIRST, ADDITION, EARLIER],
-        [FIRST, ADDITION, EARLIER | {"list": bytes(31).hex() + "01"}],
+        [FIRST, ADDITION, {"erasure": bytes(32).hex()}],
+        [FIRST, ADDITION, ERASURE, ERASURE],
+        [FIRST, ADDITION, ERASURE | {"erasure": bytes(31).hex() + "01"}],
+        [FIRST, ADDITION, ERASURE | {"files": []}],
+        [FIRST, ADDITION, ERASURE | {"files": [[1, "b.bin", bytes(32).hex()]]}],
+        [FIRST, ADDITION, ERASURE | {"fingerprint": "00"}],
         [FIRST, ADDITION | {"delimiters": [-1]}],
     ],
 )
@@ -135,6 +123,11 @@ def test_what_is_sealed_and_no_list_is_refused(lines: list[object]) -> None:
     """Anyone can compute the seal."""
     with pytest.raises(Damaged):
         ListContent.parse(sealed(*lines))
+
+
+def test_the_lines_of_these_cases_are_a_list_but_for_their_faults() -> None:
+    """Or they would be refused for another reason."""
+    assert ListContent.parse(sealed(FIRST, ADDITION, ERASURE)).erasure is not None
 
 
 def test_a_list_whose_hash_is_not_its_own_is_found() -> None:

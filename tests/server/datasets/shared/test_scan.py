@@ -23,6 +23,7 @@ from server.datasets import opening
 from server.datasets.content import Scan
 from server.datasets.open_local import open_local
 from server.datasets.opening import TokenChecks
+from server.datasets.redactions.laid_over import Read
 from server.datasets.shared import scan as shared_scan
 from server.runtime import shared_lock
 from server.storage.store import TokenStore
@@ -408,13 +409,15 @@ def test_a_scan_that_gets_on_is_waited_for_however_long_it_takes(
     began = threading.Event()
     made = []
 
-    def slow(store: TokenStore, checks: TokenChecks, stopped: Callable[[], bool]) -> Scan:
+    def slow(
+        store: TokenStore, checks: TokenChecks, read: Read, stopped: Callable[[], bool]
+    ) -> Scan:
         made.append(store)
         began.set()
         for _ in range(80):
             assert not stopped()
             time.sleep(0.05)
-        return scan_content(store, checks, stopped)
+        return scan_content(store, checks, read, stopped)
 
     monkeypatch.setattr(opening, "scan_content", slow)
     first = threading.Thread(target=scans, args=(path,))

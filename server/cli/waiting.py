@@ -1,0 +1,70 @@
+"""Waits until servers have taken up files without their erased tokens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from tokenfeed.errors import InvalidRequest, TokenfeedError, Unreachable, listed
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+_PAUSE_SECONDS = 1.0
+_WAIT_SECONDS_MAX = 86_400.0
+
+
+def require_wait(servers: Sequence[str], seconds: float, *, erases: bool) -> None:
+    """Raise InvalidRequest unless servers can be waited for: before anything is erased.
+
+    servers: HOST:PORT of each; none is valid.  seconds: how long.  erases: whether tokens will be.
+    """
+    if not 0 < seconds <= _WAIT_SECONDS_MAX:
+        raise InvalidRequest("--wait-seconds", f"{seconds:g} is not in (0, {_WAIT_SECONDS_MAX:g}]")
+    if not servers:
+        return
+    if not erases:
+        raise InvalidRequest("--wait", "waits for an erasure; pass --erase too")
+    try:
+        from client.transport.addresses import require_address
+    except ModuleNotFoundError as error:
+        problem = "asks servers as a client does, which is not installed here"
+        raise InvalidRequest("--wait", f"{problem} ({error.name})") from None
+    for server in servers:
+        require_address(server)
+
+
+def wait_for_servers(
+    servers: Sequence[str], fingerprint: bytes, list_hash: bytes, seconds: float
+) -> None:
+    """Log when each of some servers has no token of a list mapped or open any more.
+
+    servers: HOST:PORT of each; with TLS or a token as the environment says (client).  fingerprint:
+    of the dataset.  list_hash: of what was erased.
+    Raises: Unreachable, naming the servers that have not taken the files up after these seconds.
+    """
+    from client.transport.channel import describe
+    from client.transport.credentials import with_environment
+
+    credentials, began = with_environment(), time.monotonic()
+    left = dict.fromkeys(servers, "")
+    while True:
+        for server in list(left):
+            try:
+                found = describe(server, timeout_seconds=5.0, credentials=credentials).datasets
+            except TokenfeedError as error:
+                left[server] = f"{server}: {error}"
+                continue
+            states = [each.erased_list for each in found if each.fingerprint == fingerprint]
+            left[server] = f"{server} does not serve this dataset"
+            if states:
+                left[server] = f"{server} still has tokens that are erased"
+            if states and all(each == list_hash for each in states):
+                del left[server]
+                _LOG.info("%s has taken it up, after %.1f s", server, time.monotonic() - began)
+        if not left:
+            return
+        if time.monotonic() - began > seconds:
+            problem = f"{listed(list(left.values()))}, after {seconds:g} s"
+            raise Unreachable("--wait", f"{problem}; the files are erased, run it again to wait")
+        time.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,83 @@
+"""A server takes up a file without its erased tokens, which is found in the place of the one that
+it has opened.
+"""
+
+from __future__ import annotations
+
+from tokenfeed.errors import CorpusChanged, Unreadable
+
+from ...storage.files import OpenFile
+from ...storage.formats import Layout
+from ...storage.store import TokenStore
+from ..content import fingerprint_of_file
+from .laid_over import LaidOver, laid_over
+from .list_file import RedactionLists
+
+
+class TakeUp:
+    """Which files a dataset takes up, and which are known to have no erased token. Asked by the
+    thread that polls its files; `list_hash` by any.
+    """
+
+    def __init__(self, lists: RedactionLists) -> None:
+        """lists: of the dataset."""
+        self._lists = lists
+        self._known: dict[int, bytes] = {}
+        self._refused: dict[int, tuple[object, bytes]] = {}
+
+    def is_erased_file(self, file: int, layout: Layout, opened: OpenFile) -> bool:
+        """Return whether a file is what an erasure has made of one of the dataset. Looks at the
+        list at once.
+
+        file, layout: number and layout of that one.  opened: the other one, of the same size.
+        Raises: InvalidCorpus if it cannot be read.
+        """
+        content = self._lists.content_now()
+        erasure = None if content is None else content.erasure
+        expected = None if erasure is None else erasure.of_file(file)
+        if content is None or erasure is None or expected is None:
+            return False
+        # Such a file is met with each poll, and may take a second to hash.
+        facts = (opened.status, expected.fingerprint)
+        if self._refused.get(file) == facts:
+            return False
+
+        def read(_: int, first_byte: int, size_bytes: int) -> bytes:
+            return opened.read(layout.first_byte + first_byte, size_bytes)
+
+        # Of a large file the fingerprint covers a sample, which may have no token of the ranges.
+        over = LaidOver(read, erasure.ranges, content.fill, layout.dtype)
+        found = fingerprint_of_file(layout, lambda first, size: read(file, first, size))
+        if found == expected.fingerprint and over.is_erased(file):
+            return True
+        self._refused[file] = facts
+        return False
+
+    def note(self, store: TokenStore, file: int) -> None:
+        """Look at a file that is served, unless it is known to have no erased token.
+
+        store: of the dataset.
+        """
+        content = self._lists.content
+        erasure = None if content is None else content.erasure
+        if content is None or erasure is None or erasure.of_file(file) is None:
+            return
+        if self._known.get(file) == erasure.list_hash:
+            return
+        try:
+            is_erased = laid_over(store, store.read_served, content).is_erased(file)
+        except (CorpusChanged, Unreadable):
+            return
+        if is_erased:
+            self._known[file] = erasure.list_hash
+
+    def list_hash(self) -> bytes:
+        """Return the hash of the list whose tokens are in no file any more; b"" if there is none,
+        or some of its files are not known yet.
+        """
+        content = self._lists.content
+        erasure = None if content is None else content.erasure
+        if erasure is None:
+            return b""
+        known = all(self._known.get(one.file) == erasure.list_hash for one in erasure.files)
+        return erasure.list_hash if known else b""
