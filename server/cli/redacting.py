@@ -160,11 +160,11 @@ class Redacting:
         if content.fill in delimiters:
             problem = f"token {content.fill} would replace others, but it separates documents"
             raise InvalidRequest("--fill", f"{problem}; pass another one, and --list FILE")
+        if erases:
+            return erasing.begin(path, content, dataset.store, dataset.digest, delimiters)
         if content is not _lists_of(dataset).content:
             write_list(path, content)
-        if not erases:
-            return content
-        return erasing.begin(path, content, dataset.store, dataset.digest, delimiters)
+        return content
 
     def _delimiters(self, store: TokenStore) -> list[int]:
         return list(used_delimiters(store, self.planes.delimiters).options.values())
