@@ -353,7 +353,7 @@ def test_a_served_dataset_goes_on(open_: Open, write_tokens: WriteTokens) -> Non
 def test_no_map_and_no_descriptor_of_the_old_file_is_left(
     open_: Open, write_tokens: WriteTokens
 ) -> None:
-    """Its blocks are freed only then, and nobody can read the tokens any more."""
+    """Its blocks are freed only then, and no process can read the tokens any more."""
     path = write_tokens(np.arange(256, 5256))
     dataset = open_(path)
     redact(path, "--range=0:5:11", *ERASE)
