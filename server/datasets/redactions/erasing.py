@@ -16,6 +16,7 @@ import fcntl
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -39,6 +40,8 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 _PROGRESS_SECONDS = 5.0
 _COPY_BYTES = 16 << 20
+_NAME_BYTES = 200
+"""Of the name of a file, in that of its copy: a name has at most 255."""
 _FICLONE = 0x40049409
 """The ioctl by which two files share their blocks: btrfs, XFS, bcachefs."""
 _CURE = "and run the same command again"
@@ -62,7 +65,7 @@ def begin(
     ranges, token_max = _to_erase(store, listed.ranges, delimiters)
     over = LaidOver(store.read, ranges, content.fill, store.stored)
     files = np.unique(ranges.files).tolist()
-    _require_replaceable([store.shards[file] for file in files if not over.is_erased(file)])
+    _require_replaceable(store, [file for file in files if not over.is_erased(file)])
     erasure = Erasure(
         list_hash=listed.hash,
         ranges=ranges,
@@ -153,17 +156,20 @@ def _fingerprint(store: TokenStore, over: LaidOver, file: int) -> bytes:
     return fingerprint_of_file(layout, lambda first, size: over.read(file, first, size))
 
 
-def _require_replaceable(shards: Sequence[StoredShard]) -> None:
+def _require_replaceable(store: TokenStore, files: Sequence[int]) -> None:
     """Raise InvalidCorpus or WriteFailed if one of some files cannot be replaced: before the list
     says that it is.
     """
-    largest: dict[str, str] = {}
-    for shard in shards:
-        path = os.path.realpath(shard.path)
-        with open_file(path) as file:
-            _require_one_name(file)
+    paths = [os.path.realpath(shard.path) for shard in store.shards]
+    counts, largest = Counter(paths), dict[str, str]()
+    for file in files:
+        if counts[path := paths[file]] > 1:
+            problem = "is several files of this dataset, by links, of which each would change"
+            raise InvalidCorpus(store.shards[file].path, f"{problem}; make copies, {_CURE}")
+        with open_file(path) as opened:
+            _require_one_name(opened)
         folder = os.path.dirname(path)
-        if folder not in largest or os.path.getsize(largest[folder]) < file.size_bytes:
+        if folder not in largest or os.path.getsize(largest[folder]) < opened.size_bytes:
             largest[folder] = path
     for path in largest.values():
         with _copied(path):
@@ -204,7 +210,8 @@ def _copied(path: str, *, fills: bool = False) -> Iterator[tuple[str, int]]:
     Raises: InvalidCorpus if the file cannot be read, WriteFailed.
     """
     folder, name = os.path.split(path)
-    partial = os.path.join(folder, f".{name}.tokenfeed-erasing")
+    start = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
+    partial = os.path.join(folder, f".{start}.tokenfeed-erasing")
     with open_file(path) as original, _write_errors(path):
         _require_one_name(original)
         _remove_unused(partial)

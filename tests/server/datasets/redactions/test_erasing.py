@@ -508,6 +508,23 @@ def test_the_file_behind_a_link_is_replaced(open_: Open, write_tokens: WriteToke
     assert known(open_(link)) == before
 
 
+def test_a_file_that_is_twice_in_a_dataset_is_not_erased(
+    open_: Open, write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two shards with the same content are links to one file in such a cache."""
+    blob = write_tokens(np.arange(1, 300), f"blobs/{'4' * 250}")
+    links = [blob.parent.parent / name for name in ("a.bin", "b.bin")]
+    for link in links:
+        link.symlink_to(blob)
+    before = known(open_(*links))
+    assert main([*map(str, links), "--range=0:5:9", *ERASE]) == 1
+
+    assert "is several files of this dataset, by links" in capsys.readouterr().err
+    assert known(open_(*links)) == before
+    redact(links[0], "--range=0:5:9", *ERASE)
+    assert np.fromfile(blob, "<u2")[4:10].tolist() == [5, 0, 0, 0, 0, 10]
+
+
 def test_a_file_without_hits_is_not_touched(write_tokens: WriteTokens) -> None:
     """Of ten thousand shards a document is in one."""
     paths = [write_tokens(np.arange(1, 300), f"{name}.bin") for name in "ab"]
