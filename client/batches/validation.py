@@ -171,6 +171,9 @@ def _lists_by_name(
             problem = "is one list, but there are several datasets; pass a dict with their names"
             raise InvalidRequest("redactions", problem)
         return {names[0]: given}
+    if not isinstance(given, Mapping):
+        problem = f"is {type(given).__name__}; pass a dict with the names of datasets"
+        raise InvalidRequest("redactions", problem)
     if unknown := [name for name in given if name not in names]:
         problem = f"{shown(unknown[0])} is not one of the datasets, {', '.join(names)}"
         raise InvalidRequest("redactions", problem)

@@ -479,11 +479,21 @@ def _redacted(definition: Definition, given: str | Mapping[str, str] | None) -> 
     """
     if given is None:
         return definition
-    stream = definition.stream
-    listed = given.items() if isinstance(given, Mapping) else [(None, given)]
-    for dataset, digits in listed:
-        name = definition.dataset_named(stream, dataset)
-        definition = definition.with_redaction(name, 0, read_list("redactions", digits))
+    names = ", ".join(each.dataset for each in definition.stream.sources)
+    if isinstance(given, str):
+        if definition.is_mixture:
+            problem = f"is one list; pass a dict with names of datasets, of {names}"
+            raise InvalidRequest("redactions", problem)
+        given = {definition.stream.source.dataset: given}
+    if not isinstance(given, Mapping):
+        problem = f"is {type(given).__name__}; pass the hash of a list, or a dict of them"
+        raise InvalidRequest("redactions", problem)
+    known = {each.dataset for each in definition.stream.sources}
+    for dataset, digits in given.items():
+        if dataset not in known:
+            problem = f"{arguments.shown(dataset)} is not one of the datasets, {names}"
+            raise InvalidRequest("redactions", problem)
+        definition = definition.with_redaction(dataset, 0, read_list("redactions", digits))
     return definition
 
 

@@ -19,10 +19,10 @@ from ..datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from ..datasets.provenance.documents import DatasetDocuments, Document, documents_of
 from ..datasets.redactions import erasing
 from ..datasets.redactions.describing import described_lists
-from ..datasets.redactions.erased_files import list_path
 from ..datasets.redactions.list_content import RANGES_MAX, REASON_CHARACTERS_MAX, ListContent
 from ..datasets.redactions.list_file import RedactionLists
 from ..datasets.redactions.list_writing import locked_list, now, write_list
+from ..datasets.redactions.opening import list_path
 from ..datasets.redactions.ranges import RedactionList, TokenRanges, Triple
 from ..datasets.sources import DatasetSource
 from ..storage.borders import used_delimiters
@@ -125,8 +125,9 @@ class Redacting:
         with locked_list(path):
             with closing(self._open()) as dataset:
                 content = self._added(path, dataset, asked, erases, has_no_delimiter)
-                is_changed = erases and bool(erasing.replace_files(content, dataset.store))
-            if is_changed:
+                if erases:
+                    erasing.replace_files(content, dataset.store)
+            if erases:
                 with closing(self._open_tokens()) as store:
                     erasing.keep_digest(content, store)
         with closing(self._open()) as dataset:

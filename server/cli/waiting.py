@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError, Unreachable, listed
+from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -55,11 +56,10 @@ def wait_for_servers(
             except TokenfeedError as error:
                 left[server] = f"{server}: {error}"
                 continue
-            states = [each.erased_list for each in found if each.fingerprint == fingerprint]
-            left[server] = f"{server} does not serve this dataset"
-            if states:
-                left[server] = f"{server} still has tokens that are erased"
-            if states and all(each == list_hash for each in states):
+            own = [each for each in found if each.fingerprint == fingerprint]
+            if problem := _problem_of(own, list_hash):
+                left[server] = f"{server} {problem}"
+            else:
                 del left[server]
                 _LOG.info("%s has taken it up, after %.1f s", server, time.monotonic() - began)
         if not left:
@@ -68,3 +68,20 @@ def wait_for_servers(
             problem = f"{listed(list(left.values()))}, after {seconds:g} s"
             raise Unreachable("--wait", f"{problem}; the files are erased, run it again to wait")
         time.sleep(_PAUSE_SECONDS)
+
+
+def _problem_of(datasets: Sequence[pb.Dataset], list_hash: bytes) -> str:
+    """Return why a server may still have tokens of a list; "" if it has none.
+
+    datasets: what it serves with these files.
+    """
+    if not datasets:
+        return "does not serve this dataset"
+    for each in datasets:
+        places = {hashed: place for place, hashed in enumerate(each.redaction_lists)}
+        if list_hash not in places:
+            return "does not have this list"
+        # That of a later list has these tokens too.
+        if places.get(each.erased_list, -1) < places[list_hash]:
+            return "still has tokens that are erased"
+    return ""

@@ -313,18 +313,21 @@ class LocalBlocks:
             spans = self._spans = self._rows.take(self._next_row_count())
             self._row += len(spans)
         try:
-            block = gather_block(self._gathered(), spans, self._part.planes)
+            block = self._gathered(spans)
         except Deleted as error:
             intact = error.row - spans.whole.first_row
             if not intact:
                 sample = self._request.position.sample_of(self._row - len(spans))
                 raise error.at_sample(sample) from None
             self._spans = spans[intact:]
-            return gather_block(self._gathered(), spans[:intact], self._part.planes)
+            return self._gathered(spans[:intact])
         except (CorpusChanged, Unreadable) as error:
             raise type(error)(error.subject, _for_readers(error.problem)) from None
         self._spans = None
         return block
+
+    def _gathered(self, spans: Spans) -> RowBlock:
+        return self._current.gathered(lambda rows: gather_block(rows, spans, self._part.planes))
 
     def _next_row_count(self) -> int:
         """Return the rows of the next block; few at first, so that the first batch is early."""
@@ -337,7 +340,7 @@ class LocalBlocks:
     def _begin_part(self) -> None:
         """Plan the rows of the next stage, or of the part of it with the same redactions."""
         self._part = self._request.part(self._row, self._request.end_row)
-        store, self._gathered = self._rows_of(self._part)
+        store, self._current = self._rows_of(self._part)
         self._row_bytes = self._part.stream.row_tokens * store.dtype.itemsize
         self._rows = PlannedRows(store, self._part)
 

@@ -26,9 +26,9 @@ from .content import Content, Scan, digest_of, fingerprint_of, with_progress
 from .dataset import Dataset
 from .loss_masks import masks_beside, open_loss_mask
 from .plausibility import require_plausible
-from .redactions.erased_files import list_path
 from .redactions.list_file import read_list
 from .redactions.opening import (
+    list_path,
     log_lists,
     opened_lists,
     original_digest,
@@ -168,6 +168,8 @@ def dataset_of(
         found, lists = opened_lists(redactions, listed, store, found, checks.vocab_size)
         taken_up = TakeUp(lists)
         store.allow_replacement(taken_up.is_erased_file)
+        for erased in listed.erasure.files if listed is not None and listed.erasure else ():
+            taken_up.note(store, erased.file)
     if not found.digest and split is None:
         found = replace(found, digest=original_digest(listed, store.kept_digest()))
     store.narrow(found.token_max)

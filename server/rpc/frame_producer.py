@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from tokenfeed.wire import draft, frame
 from tokenfeed.wire.request import AnyRequest
 
 from ..datasets.planned_rows import PlannedRows
+from ..datasets.redactions.redacted_rows import CurrentRows
 from ..storage.store import RowStore
 from .admission import Connection
 from .fair_scheduler import FairScheduler
@@ -36,15 +37,14 @@ class MadeFrame(NamedTuple):
 class FrameProducer:
     """Encodes the frames of a request.
 
-    datasets: names of the dataset of each source.  store: what its rows are planned for.  gathered:
-    returns what those of a frame are gathered from: the store, or its rows with some tokens
-    replaced.  shared: what all its frames have in common.  scheduler: shared by all streams of the
-    same store.
+    datasets: names of the dataset of each source.  store: what its rows are planned for.  rows:
+    what those of a frame are gathered from.  shared: what all its frames have in common.
+    scheduler: shared by all streams of the same store.
     """
 
     datasets: Sequence[str]
     store: RowStore
-    gathered: Callable[[], RowStore]
+    rows: CurrentRows
     request: AnyRequest
     shared: frame.Frames
     scheduler: FairScheduler
@@ -101,7 +101,11 @@ class FrameProducer:
         return self._encoded(spans, stream_row, patient=True)
 
     def _encoded(self, spans: Spans, stream_row: int, *, patient: bool) -> list[MadeFrame]:
-        store = self.gathered()
+        return self.rows.gathered(lambda store: self._made(store, spans, stream_row, patient))
+
+    def _made(
+        self, store: RowStore, spans: Spans, stream_row: int, patient: bool
+    ) -> list[MadeFrame]:
         planes = store.gather_planes(spans, self.request.planes, patient)
         drafts = draft.drafts(self.shared, stream_row, len(spans), store.dtype, planes)
         for part in drafts:

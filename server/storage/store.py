@@ -6,6 +6,7 @@ and no descriptors. Sizes are in tokens; only the store knows how many bytes a r
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -41,6 +42,23 @@ layout of that one, and the file in its place, of the same size.  Raises: Invali
 CHANGED = "changed while it was served"
 WRONG_TOKEN = "has a token that cannot be served"
 """How the problem of a failed dataset begins, after its name."""
+
+
+class Exchanges:
+    """How often a file of this process was exchanged for one without its erased tokens."""
+
+    def __init__(self) -> None:
+        """Count from 0."""
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        """Count one that begins."""
+        with self._lock:
+            self.count += 1
+
+
+EXCHANGES = Exchanges()
 
 
 def run_inline(work: Callable[[], None]) -> None:

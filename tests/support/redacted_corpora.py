@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.datasets.dataset import Dataset
-from server.datasets.redactions.erased_files import list_path
 from server.datasets.redactions.erasing import begin
 from server.datasets.redactions.list_content import ListContent
 from server.datasets.redactions.list_file import read_list
 from server.datasets.redactions.list_writing import locked_list
+from server.datasets.redactions.opening import list_path
 from server.datasets.redactions.ranges import TokenRanges
 
 Ranges = Sequence[tuple[int, int, int]]

@@ -1,117 +1,120 @@
-"""Files whose tokens were erased as part of another dataset: a part of that one, or a larger one,
-must not take the fill for data. The list of the dataset that was erased names them, and lies beside
-them.
+"""Files of which tokens were erased, as is recorded beside them: else a dataset with other files,
+or without its list, would take the fill for data.
+
+    .tokenfeed-erased.jsonl    in the folder of the files: a line for each erasure of each file
+
+The list of a dataset has to have all of these ranges. A file that was restored has other tokens
+there, and is no such file any more.
 """
 
 from __future__ import annotations
 
-import logging
+import json
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
+from tokenfeed.errors import InvalidCorpus, WriteFailed
 
-from tokenfeed.errors import InvalidCorpus
-
-from ...storage.kept.container import kept_paths
+from ...storage.files import read_regular, replace_file
 from ...storage.store import TokenStore
 from .laid_over import LaidOver
-from .list_content import Erasure, ListContent
-from .list_file import SUFFIX, read_list
-from .list_writing import lock_of, noted_erasure
+from .list_content import BYTES_MAX, ListContent
+from .list_writing import locked_list
 from .ranges import TokenRanges
 
-_LOG = logging.getLogger("tokenfeed.server")
+RECORD = ".tokenfeed-erased.jsonl"
 
 
-def list_path(store: TokenStore) -> str:
-    """Return the path of the list beside a dataset."""
-    return kept_paths(store.shards, store.stored, SUFFIX, None)[0]
+class _Record(NamedTuple):
+    """What an erasure has left of a file.  name: of the file, without its folder.  ranges: first
+    token, and the token behind the last one.  fill: the token that is there.
+    """
+
+    name: str
+    fill: int
+    ranges: Sequence[Sequence[int]]
 
 
-def names_of(store: TokenStore, files: list[int]) -> list[str]:
-    """Return paths of files as a list beside the first file names them."""
-    folder = os.path.dirname(store.shards[0].path)
-    return [os.path.relpath(store.shards[file].path, folder or ".") for file in files]
+def record(path: str, ranges: TokenRanges, fill: int) -> None:
+    """Record, durably, that tokens of a file are about to be erased.
+
+    path: of the file itself, not of a link.  ranges: of this file only.  Raises: InvalidCorpus if
+    the record is damaged; WriteFailed.
+    """
+    folder, name = os.path.split(path)
+    place = os.path.join(folder, RECORD)
+    new = _Record(name, fill, [[first, end] for _, first, end in ranges.triples()])
+    with locked_list(place):
+        records = _read(place)
+        if new in records:
+            return
+        lines = "".join(f"{json.dumps(each._asdict())}\n" for each in (*records, new))
+        try:
+            replace_file(place, lines.encode())
+        except OSError as error:
+            raise WriteFailed(place, f"cannot be written: {error.strerror}") from error
 
 
 def require_listed(store: TokenStore, path: str, content: ListContent | None) -> None:
-    """Raise InvalidCorpus if tokens of a dataset were erased that its list does not say.
+    """Raise InvalidCorpus if tokens of a dataset were erased that its list does not say, or if a
+    record is damaged.
 
     path, content: of the list; None if there is none.
     """
     own = None if content is None else content.erasure
-    beside = list_path(store)
-    if (noted := noted_erasure(beside)) is not None and not _has_erased(content, noted):
-        raise InvalidCorpus(
-            path,
-            f"is lost, or older than the erasure of list {noted.hex()}, whose tokens are not in "
-            "the files any more; restore it, pass another one with --redactions, or remove "
-            f"{lock_of(beside)} if the files are restored instead",
-        )
-    for file, ranges, says in _erased_by_others(store, path):
+    for file, ranges, fill, place in _recorded(store):
         listed = TokenRanges.of(()) if own is None else own.ranges.of_file(file)
-        if listed.union(ranges).token_count > listed.token_count:
+        if listed.union(ranges).token_count == listed.token_count:
+            continue
+        try:
+            ranges.require_within(store.shape.token_counts)
+        except ValueError:
+            continue  # another file of this name
+        if LaidOver(store.read, ranges, fill, store.stored).is_erased(file):
             raise InvalidCorpus(
                 store.shards[file].path,
-                f"has erased tokens, as {says} says, and {path}, the list of this dataset, does "
-                "not; open all files of the dataset that was erased, pass its list with "
-                "--redactions, or restore the file",
+                f"has erased tokens, as {place} says, and {path}, the list of this dataset, does "
+                "not; restore this list or pass another one with --redactions, open all files of "
+                "the dataset that was erased, or restore the file",
             )
 
 
-def _has_erased(content: ListContent | None, list_hash: bytes) -> bool:
-    """Return whether a list says that the tokens of one of its lists, or of a later one, are
-    erased.
-    """
-    if content is None or content.erasure is None or list_hash not in content.hashes:
-        return False
-    places = {each: place for place, each in enumerate(content.hashes)}
-    return places[content.erasure.list_hash] >= places[list_hash]
-
-
-def _erased_by_others(store: TokenStore, path: str) -> Iterator[tuple[int, TokenRanges, str]]:
-    """Yield number and erased ranges of files that other lists beside them name, and the list.
-
-    Not of a file that still has its tokens: a list is copied to replicas before they are replaced.
-    """
-    folders: dict[str, dict[str, int]] = {}
+def _recorded(store: TokenStore) -> Iterator[tuple[int, TokenRanges, int, str]]:
+    """Yield number, ranges and fill of each recorded erasure of a file, and where that is said."""
+    files: dict[str, dict[str, list[int]]] = {}
     for file, shard in enumerate(store.shards):
-        folder, name = os.path.split(shard.path)
-        folders.setdefault(folder, {})[name] = file
-    for folder, files in folders.items():
-        present: list[str] = []
-        with suppress(OSError):  # of a folder whose files may be readable
-            present = os.listdir(folder or ".")
-        for name in sorted(present):
-            beside = os.path.join(folder, name)
-            if not name.endswith(SUFFIX) or os.path.realpath(beside) == os.path.realpath(path):
-                continue
-            try:
-                content = read_list(beside)
-            except InvalidCorpus as problem:
-                _LOG.warning("list of another dataset ignored: %s", problem)
-                continue
-            if content is None or content.erasure is None:
-                continue
-            for file, ranges in _named(content.erasure, files):
-                if _is_erased(store, file, ranges, content.fill):
-                    yield file, ranges, beside
+        folder, name = os.path.split(os.path.realpath(shard.path))
+        files.setdefault(folder, {}).setdefault(name, []).append(file)
+    for folder, names in files.items():
+        place = os.path.join(folder, RECORD)
+        for found in _read(place):
+            for file in names.get(found.name, ()):
+                ranges = TokenRanges.of([(file, first, end) for first, end in found.ranges])
+                yield file, ranges, found.fill, place
 
 
-def _named(erasure: Erasure, files: dict[str, int]) -> Iterator[tuple[int, TokenRanges]]:
-    """Yield the ranges of the files that an erasure names, by their numbers in `files`."""
-    for erased in erasure.files:
-        if (file := files.get(erased.name)) is not None:
-            own = erasure.ranges.of_file(erased.file)
-            files_of = np.full_like(own.files, file)
-            yield file, TokenRanges(files_of, own.first_tokens, own.end_tokens)
-
-
-def _is_erased(store: TokenStore, file: int, ranges: TokenRanges, fill: int) -> bool:
+def _read(place: str) -> list[_Record]:
+    """Return the records of a folder.  Raises: InvalidCorpus if they cannot be read."""
+    cure = "restore it, or remove it if all files beside it were restored since"
     try:
-        ranges.require_within(store.shape.token_counts)
-    except ValueError:
-        return False  # another file of this name
-    return LaidOver(store.read, ranges, fill, store.stored).is_erased(file)
+        content = read_regular(place, BYTES_MAX)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise InvalidCorpus(place, f"cannot be read: {error.strerror}; {cure}") from error
+    except ValueError as problem:
+        raise InvalidCorpus(place, f"{problem}; {cure}") from problem
+    try:
+        found = [_record_of(json.loads(line)) for line in content.splitlines()]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidCorpus(place, f"is damaged; {cure}") from error
+    return found
+
+
+def _record_of(line: dict[str, Any]) -> _Record:
+    found = _Record(line["name"], line["fill"], [[first, end] for first, end in line["ranges"]])
+    if not (isinstance(found.name, str) and type(found.fill) is int and len(found.ranges)):
+        raise TypeError
+    TokenRanges.of([(0, *each) for each in found.ranges])
+    return found

@@ -12,6 +12,7 @@ would begin elsewhere.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -28,23 +29,24 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest, WriteFailed
 
 from ...runtime.exceptions import log_safe_name
 from ...storage.files import OpenFile, open_file, sync_folder
-from ...storage.store import StoredShard, TokenStore
+from ...storage.store import TokenStore
 from ..content import Content, fingerprint_of, fingerprint_of_file, full_digest
-from .erased_files import list_path, names_of
+from .erased_files import record
 from .laid_over import LaidOver, laid_over
 from .list_content import ErasedFile, Erasure, ListContent
-from .list_writing import note_erased, now, write_list
+from .list_writing import now, write_list
 from .ranges import TokenRanges, Triple
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 _PROGRESS_SECONDS = 5.0
-_COPY_BYTES = 16 << 20
+_COPY_BYTES = 1 << 20
 _NAME_BYTES = 200
 """Of the name of a file, in that of its copy: a name has at most 255."""
 _FICLONE = 0x40049409
 """The ioctl by which two files share their blocks: btrfs, XFS, bcachefs."""
 _CURE = "and run the same command again"
+_IN_USE = "another tokenfeed redact replaces it now"
 
 
 def begin(
@@ -64,20 +66,18 @@ def begin(
         return content
     ranges, token_max = _to_erase(store, listed.ranges, delimiters)
     over = LaidOver(store.read, ranges, content.fill, store.stored)
+    original = digest or (before.original_digest if before is not None else b"")
     files = np.unique(ranges.files).tolist()
     _require_replaceable(store, [file for file in files if not over.is_erased(file)])
     erasure = Erasure(
         list_hash=listed.hash,
         ranges=ranges,
         fingerprint=fingerprint_of(store, Content(store, over.read).hashed()),
-        digest=full_digest(store, over.read) if digest else b"",
-        original_digest=digest,
+        digest=full_digest(store, over.read) if original else b"",
+        original_digest=original,
         token_max=max(token_max, before.token_max if before else 0),
         delimiters=tuple(delimiters),
-        files=tuple(
-            ErasedFile(file, name, _fingerprint(store, over, file))
-            for file, name in zip(files, names_of(store, files), strict=True)
-        ),
+        files=tuple(ErasedFile(file, _fingerprint(store, over, file)) for file in files),
         when=now(),
     )
     written = replace(content, erasure=erasure)
@@ -95,11 +95,13 @@ def replace_files(content: ListContent, store: TokenStore) -> int:
     assert erasure is not None
     over, count, logged_at = laid_over(store, store.read, content), 0, time.monotonic()
     for place, erased in enumerate(erasure.files):
+        path, ranges = _path_of(store, erased.file), erasure.ranges.of_file(erased.file)
+        record(path, ranges, content.fill)
         if over.is_erased(erased.file):
+            with _write_errors(path):
+                _remove_unused(_copy_of(path))
             continue
-        if not count:
-            note_erased(list_path(store), erasure.list_hash)
-        _replace(store.shards[erased.file], erased, over, erasure.ranges)
+        _replace(path, store, erased, over, ranges)
         count += 1
         if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
             logged_at = time.monotonic()
@@ -109,7 +111,7 @@ def replace_files(content: ListContent, store: TokenStore) -> int:
 
 def keep_digest(content: ListContent, store: TokenStore) -> None:
     """Store the digest of files that were all replaced, if it is known; logs why if it cannot."""
-    if content.erasure is None or not content.erasure.digest:
+    if content.erasure is None or content.erasure.digest in (b"", store.kept_digest()):
         return
     try:
         store.keep_digest(content.erasure.digest)
@@ -160,7 +162,7 @@ def _require_replaceable(store: TokenStore, files: Sequence[int]) -> None:
     """Raise InvalidCorpus or WriteFailed if one of some files cannot be replaced: before the list
     says that it is.
     """
-    paths = [os.path.realpath(shard.path) for shard in store.shards]
+    paths = [_path_of(store, file) for file in range(len(store.shards))]
     counts, largest = Counter(paths), dict[str, str]()
     for file in files:
         if counts[path := paths[file]] > 1:
@@ -172,8 +174,13 @@ def _require_replaceable(store: TokenStore, files: Sequence[int]) -> None:
         if folder not in largest or os.path.getsize(largest[folder]) < opened.size_bytes:
             largest[folder] = path
     for path in largest.values():
-        with _copied(path):
+        with open_file(path) as original, _new_copy(original):
             pass  # there is room for it
+
+
+def _path_of(store: TokenStore, file: int) -> str:
+    """Return the path of a file itself, where a dataset has a link."""
+    return os.path.realpath(store.shards[file].path)
 
 
 def _require_one_name(file: OpenFile) -> None:
@@ -183,67 +190,103 @@ def _require_one_name(file: OpenFile) -> None:
         raise InvalidCorpus(file.path, f"{problem}; remove them, {_CURE}")
 
 
-def _replace(shard: StoredShard, erased: ErasedFile, over: LaidOver, ranges: TokenRanges) -> None:
+def _replace(
+    path: str, store: TokenStore, erased: ErasedFile, over: LaidOver, ranges: TokenRanges
+) -> None:
     """Replace a file by one without its erased tokens.  Raises: InvalidCorpus, WriteFailed."""
-    path, layout = os.path.realpath(shard.path), shard.layout
-    with _copied(path, fills=True) as (partial, descriptor), _write_errors(path):
-        for _, first, end in ranges.of_file(erased.file).pieces(layout.dtype.itemsize):
+    layout, facts = store.shards[erased.file].layout, store.facts[erased.file]
+    with open_file(path) as original, _new_copy(original) as descriptor, _write_errors(path):
+        _require_one_name(original)
+        if not _cloned(original.descriptor, descriptor):
+            _copy(original.descriptor, descriptor, original.size_bytes)
+        for _, first, end in ranges.pieces(layout.dtype.itemsize):
             _write(descriptor, layout.first_byte + first, over.filled(first, end))
         os.fsync(descriptor)
 
         def read(first: int, size: int) -> bytes:
             return os.pread(descriptor, size, layout.first_byte + first)
 
-        if fingerprint_of_file(layout, read) != erased.fingerprint:
+        now = os.stat(path)
+        is_same = (now.st_size, now.st_mtime_ns) == (facts.size_bytes, facts.mtime_ns)
+        is_same &= os.path.samestat(now, original.status)
+        if not is_same or fingerprint_of_file(layout, read) != erased.fingerprint:
             problem = "is not the file whose tokens are erased, or was modified"
-            raise InvalidCorpus(shard.path, f"{problem}; restore it, or the list")
-        os.replace(partial, path)
+            raise InvalidCorpus(path, f"{problem}; restore it, or the list")
+        os.replace(_copy_of(path), path)
         sync_folder(os.path.dirname(path))
 
 
-@contextmanager
-def _copied(path: str, *, fills: bool = False) -> Iterator[tuple[str, int]]:
-    """Lend a copy beside a file, by its path and descriptor; removed at the end, unless it was
-    renamed.
-
-    fills: whether to copy the content; if not, only its room is asked for.
-    Raises: InvalidCorpus if the file cannot be read, WriteFailed.
-    """
+def _copy_of(path: str) -> str:
+    """Return the path of the copy of a file."""
     folder, name = os.path.split(path)
     start = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
-    partial = os.path.join(folder, f".{start}.tokenfeed-erasing")
-    with open_file(path) as original, _write_errors(path):
-        _require_one_name(original)
-        _remove_unused(partial)
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return os.path.join(folder, f".{start}.tokenfeed-erasing")
+
+
+@contextmanager
+def _new_copy(original: OpenFile) -> Iterator[int]:
+    """Lend the descriptor of a new, empty file beside a file, with its owner, mode and attributes,
+    if there is room for a copy. It is removed at the end, unless it was renamed.
+
+    Raises: WriteFailed.
+    """
+    path, status = _copy_of(original.path), original.status
+    with _write_errors(original.path):
+        _remove_unused(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _cloned(original.descriptor, descriptor):
-                _require_room(folder, original.size_bytes)
-                if fills:
-                    _copy(original.descriptor, descriptor, original.size_bytes)
-            status = original.status
-            with suppress(PermissionError):  # of another owner
-                os.fchown(descriptor, status.st_uid, status.st_gid)
-            os.fchmod(descriptor, status.st_mode & 0o7777)
-            yield partial, descriptor
+            if not _has_name(path, descriptor):
+                raise BlockingIOError(None, _IN_USE)
+            try:
+                if not _cloned(original.descriptor, descriptor):
+                    _require_room(os.path.dirname(path), original.size_bytes)
+                os.ftruncate(descriptor, 0)
+                own = os.fstat(descriptor)
+                if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
+                    os.fchown(descriptor, status.st_uid, status.st_gid)
+                _copy_attributes(original.descriptor, descriptor)
+                os.fchmod(descriptor, status.st_mode & 0o7777)
+                yield descriptor
+            finally:
+                if _has_name(path, descriptor):
+                    os.unlink(path)
         finally:
             os.close(descriptor)
-            with suppress(FileNotFoundError):
-                os.unlink(partial)
 
 
-def _remove_unused(partial: str) -> None:
-    """Remove the copy that a process has left which was killed.  Raises: OSError, also if a
-    process uses it: datasets may share files.
+def _copy_attributes(original: int, copy: int) -> None:
+    """Copy the extended attributes of a file, as access control lists are.  Raises: OSError."""
+    try:
+        names = os.listxattr(original)
+    except OSError:
+        return  # of a file system without them
+    for name in names:
+        if not name.startswith(("security.", "trusted.")):  # these are set by the system
+            os.setxattr(copy, name, os.getxattr(original, name))
+
+
+def _has_name(path: str, descriptor: int) -> bool:
+    """Return whether an open file is the one that has a name."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unused(copy: str) -> None:
+    """Remove the copy that a killed process has left.  Raises: OSError, also if a process uses it:
+    datasets may share files.
     """
     with suppress(FileNotFoundError):
-        descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        # To be written: on NFS only such a file can be locked.
+        descriptor = os.open(copy, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(partial)
+            if _has_name(copy, descriptor):
+                os.unlink(copy)
         except BlockingIOError:
-            raise OSError(None, "another tokenfeed redact replaces it now") from None
+            raise OSError(None, _IN_USE) from None
         finally:
             os.close(descriptor)
 
@@ -267,24 +310,27 @@ def _require_room(folder: str, size_bytes: int) -> None:
 
 
 def _copy(original: int, copy: int, size_bytes: int) -> None:
-    """Copy a file.  Raises: OSError."""
-    done, in_kernel = 0, True
-    while done < size_bytes:
-        try:
-            if in_kernel:
-                moved = os.copy_file_range(original, copy, _COPY_BYTES, done, done)
-            else:
-                moved = os.pwrite(copy, os.pread(original, _COPY_BYTES, done), done)
-        except OSError:
-            if done or not in_kernel:
-                raise
-            moved = 0
-        if moved:
-            done += moved
-        elif not done and in_kernel:
-            in_kernel = False  # file systems and old kernels that cannot
-        else:
-            raise OSError(None, "it became shorter")
+    """Copy a file, but no hole of it.  Raises: OSError."""
+    os.ftruncate(copy, size_bytes)
+    place = 0
+    while (place := _next(original, place, os.SEEK_DATA, size_bytes)) < size_bytes:
+        end = _next(original, place, os.SEEK_HOLE, size_bytes)
+        while place < end:
+            part = os.pread(original, min(_COPY_BYTES, end - place), place)
+            if not part:
+                raise OSError(None, "it became shorter")
+            _write(copy, place, part)
+            place += len(part)
+
+
+def _next(file: int, place: int, kind: int, size_bytes: int) -> int:
+    """Return where data or a hole begins, from a place on; the size if none does."""
+    try:
+        return min(os.lseek(file, place, kind), size_bytes)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return size_bytes  # no data follows
+        return place if kind == os.SEEK_DATA else size_bytes  # where no hole can be found
 
 
 @contextmanager
@@ -293,8 +339,8 @@ def _write_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"cannot be replaced: {error.strerror}"
-        raise WriteFailed(path, f"{problem}; make room or permit it, {_CURE}") from error
+        cure = f"make room, or run it as root or as the owner of the files, {_CURE}"
+        raise WriteFailed(path, f"cannot be replaced: {error.strerror}; {cure}") from error
 
 
 def _write(descriptor: int, place: int, content: bytes) -> None:

@@ -6,6 +6,7 @@ result beforehand, and a dataset is the same one before, while and after its fil
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -70,7 +71,11 @@ def files_left(store: TokenStore, content: ListContent) -> list[str]:
     if content.erasure is None:
         return []
     over = laid_over(store, store.read, content)
-    return [one.name for one in content.erasure.files if not over.is_erased(one.file)]
+    return [
+        os.path.basename(store.shards[one.file].path)
+        for one in content.erasure.files
+        if not over.is_erased(one.file)
+    ]
 
 
 def laid_over(store: TokenStore, read: Read, content: ListContent) -> LaidOver:

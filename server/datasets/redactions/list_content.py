@@ -55,12 +55,10 @@ class Addition:
 class ErasedFile(NamedTuple):
     """A file that an erasure replaces.
 
-    file: its number.  name: its path from the folder of the first file on.  fingerprint: that the
-    new file would have as a dataset of its own, 32 bytes.
+    file: its number.  fingerprint: that the new file would have as a dataset of its own, 32 bytes.
     """
 
     file: int
-    name: str
     fingerprint: bytes
 
 
@@ -224,7 +222,7 @@ def _erasure_line(erasure: Erasure) -> dict[str, Any]:
         "original_digest": erasure.original_digest.hex(),
         "token_max": erasure.token_max,
         "delimiters": erasure.delimiters,
-        "files": [[one.file, one.name, one.fingerprint.hex()] for one in erasure.files],
+        "files": [[one.file, one.fingerprint.hex()] for one in erasure.files],
         "when": erasure.when,
     }
 
@@ -232,8 +230,7 @@ def _erasure_line(erasure: Erasure) -> dict[str, Any]:
 def _erasure_of(line: dict[str, Any]) -> Erasure:
     ranges = TokenRanges.of(line["ranges"])
     files = tuple(
-        ErasedFile(_number(file), str(name), _hash(fingerprint))
-        for file, name, fingerprint in line["files"]
+        ErasedFile(_number(file), _hash(fingerprint)) for file, fingerprint in line["files"]
     )
     if [one.file for one in files] != np.unique(ranges.files).tolist():
         raise Damaged("has an erasure in files that it does not name")

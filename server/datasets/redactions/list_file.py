@@ -18,7 +18,7 @@ from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.kept import Kept
-from .list_content import BYTES_MAX, Damaged, ListContent
+from .list_content import BYTES_MAX, Damaged, Erasure, ListContent
 from .ranges import Numbers, RedactionList
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -201,14 +201,18 @@ class RedactionLists:
         return known if known is not None and list_hash in known.counts else None
 
     def _look(self, *, at_once: bool = False) -> None:
-        """Read the file again if it has changed."""
+        """Read the file again if it has changed.
+
+        at_once: also within a second, and on the file system of a network: to open a file asks
+        the server for its status, which a stat may have from a cache of up to a minute.
+        """
         if not at_once and time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return
         if not self._lock.acquire(blocking=at_once):
             return  # another thread looks
         try:
             self._looked_at = time.monotonic()
-            self._read_again()
+            self._read_again(opens=at_once)
         except (FileNotFoundError, NotADirectoryError):
             if self._known is not None and self._state:
                 _LOG.warning("redactions gone, still known file=%s", log_safe_name(self.path))
@@ -226,8 +230,10 @@ class RedactionLists:
             self._problem = problem
             _LOG.error("redactions not read file=%s: it %s", log_safe_name(self.path), problem)
 
-    def _read_again(self) -> None:
+    def _read_again(self, *, opens: bool) -> None:
         """Take the file if it has changed.  Raises: OSError; Damaged, once for each change."""
+        if opens:
+            os.close(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         state = _state_of(os.stat(self.path))
         if state == self._state:
             return
@@ -239,7 +245,7 @@ class RedactionLists:
         known = self._known
         if known is not None:
             hashes, erasure = tuple(known.counts), known.content.erasure
-            if content.hashes[: len(hashes)] != hashes or (erasure and content.erasure is None):
+            if content.hashes[: len(hashes)] != hashes or not _has_erased(content, erasure):
                 raise Damaged("lacks what it had; restart the server if that is right")
         self._known = self._checked(content)
         self._problem = ""
@@ -251,3 +257,13 @@ class RedactionLists:
         if content.erasure is not None:
             erased = content.list_of(counts[content.erasure.list_hash])
         return _Known(content, counts, latest, erased)
+
+
+def _has_erased(content: ListContent, erasure: Erasure | None) -> bool:
+    """Return whether a list says that all tokens of an erasure are erased: of its list, or of a
+    later one.
+    """
+    if erasure is None or content.erasure is None:
+        return erasure is None
+    places = {each: place for place, each in enumerate(content.hashes)}
+    return places[content.erasure.list_hash] >= places[erasure.list_hash]

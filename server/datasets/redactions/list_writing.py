@@ -1,6 +1,4 @@
-"""Writes the list file of a dataset: whole or not at all, and one process at a time. The file by
-which processes lock it also says what was erased.
-"""
+"""Writes the list file of a dataset: whole or not at all, and one process at a time."""
 
 from __future__ import annotations
 
@@ -12,20 +10,14 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 
 from tokenfeed.errors import InvalidCorpus, WriteFailed
-from tokenfeed.stream.stage import HASH_BYTES
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.files import read_regular, replace_file
+from ...storage.files import replace_file
 from .list_content import ListContent
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 _LOCK_SUFFIX = ".lock"
-
-
-def lock_of(path: str) -> str:
-    """Return the path of the file by which processes lock a list."""
-    return path + _LOCK_SUFFIX
 
 
 @contextmanager
@@ -34,7 +26,7 @@ def locked_list(path: str) -> Iterator[None]:
 
     Raises: WriteFailed if its folder cannot be written.
     """
-    lock_path = lock_of(path)
+    lock_path = path + _LOCK_SUFFIX
     descriptor, is_new = _locked(path, lock_path)
     try:
         yield
@@ -102,31 +94,6 @@ def write_list(path: str, content: ListContent) -> None:
         replace_file(path, written)
     except OSError as error:
         raise _unwritable(path, error) from error
-
-
-def note_erased(path: str, list_hash: bytes) -> None:
-    """Note that files are replaced from now on: a list that is lost later, or replaced by an older
-    one, is missed then.
-
-    path: of a list beside these files, whether or not it is there.  list_hash: of the list whose
-    tokens are erased.  Raises: WriteFailed.
-    """
-    try:
-        descriptor, _ = _opened(lock_of(path))
-        with open(descriptor, "r+b") as file:
-            file.write(b"%s\n" % list_hash.hex().encode())
-            file.flush()
-            os.fsync(descriptor)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def noted_erasure(path: str) -> bytes | None:
-    """Return the hash that `note_erased` has noted; None if there is none."""
-    with suppress(OSError, ValueError):
-        found = bytes.fromhex(read_regular(lock_of(path), 1 << 10).decode())
-        return found if len(found) == HASH_BYTES else None
-    return None
 
 
 def now() -> str:

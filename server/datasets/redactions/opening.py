@@ -15,17 +15,23 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
+from ...storage.kept.container import kept_paths
 from ...storage.narrowing import Narrowing
 from ...storage.store import TokenStore
 from ..content import Scan
-from .erased_files import list_path, require_listed
+from .erased_files import require_listed
 from .laid_over import Read, laid_over
 from .list_content import ListContent
-from .list_file import ListedDataset, RedactionLists
+from .list_file import SUFFIX, ListedDataset, RedactionLists
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 OPTION = "--redactions"
+
+
+def list_path(store: TokenStore) -> str:
+    """Return the path of the list beside a dataset."""
+    return kept_paths(store.shards, store.stored, SUFFIX, None)[0]
 
 
 def opened_lists(

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,13 @@ from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.row_block import Plane
 
 from ...runtime.kept import Kept
-from ...storage.store import RowStore, TokenStore
+from ...storage.store import EXCHANGES, RowStore, TokenStore
 from .covering import DELETED, Covering, Hits, SourceLists
 from .list_file import RedactionLists
 from .ranges import RedactionList
 
 TokenArray = npt.NDArray[np.unsignedinteger]
+Gathered = TypeVar("Gathered")
 
 _SEGMENTS_KEPT = 1 << 23
 """Of all combinations of lists and datasets that are prepared: 350 MB at most."""
@@ -146,15 +147,23 @@ class CurrentRows:
     def __init__(self, wrap: Callable[[], RowStore]) -> None:
         """Wrap at once.  wrap: returns the rows, as `Redactor.wrap`; what it raises is raised."""
         self._wrap = wrap
+        self._exchanges = EXCHANGES.count
         self._rows = wrap()
         self._wrapped_at = time.monotonic()
 
-    def __call__(self) -> RowStore:
-        """Return the rows, wrapped for what is erased by now, or was a second ago."""
-        now = time.monotonic()
-        if now - self._wrapped_at >= _CURRENT_SECONDS:
-            self._rows, self._wrapped_at = self._wrap(), now
-        return self._rows
+    def gathered(self, gather: Callable[[RowStore], Gathered]) -> Gathered:
+        """Return what is gathered from the rows, wrapped for what is erased by now, or was a second
+        ago; but always for what is erased in the files that were read.
+
+        gather: is called again if a file was exchanged meanwhile. What it raises is raised.
+        """
+        while True:
+            now, exchanges = time.monotonic(), EXCHANGES.count
+            if exchanges != self._exchanges or now - self._wrapped_at >= _CURRENT_SECONDS:
+                self._rows, self._wrapped_at, self._exchanges = self._wrap(), now, exchanges
+            found = gather(self._rows)
+            if EXCHANGES.count == exchanges:
+                return found
 
 
 class RedactedRows:

@@ -10,26 +10,27 @@ from ...storage.files import OpenFile
 from ...storage.formats import Layout
 from ...storage.store import TokenStore
 from ..content import fingerprint_of_file
-from .laid_over import LaidOver, laid_over
+from .laid_over import LaidOver
 from .list_file import RedactionLists
 
 
 class TakeUp:
-    """Which files a dataset takes up, and which are known to have no erased token. Asked by the
-    thread that polls its files; `list_hash` by any.
+    """Which files a dataset takes up, and which are known to have no erased token. May be asked by
+    several threads: at worst, one of them reads a file again.
     """
 
     def __init__(self, lists: RedactionLists) -> None:
         """lists: of the dataset."""
         self._lists = lists
         self._known: dict[int, bytes] = {}
-        self._refused: dict[int, tuple[object, bytes]] = {}
+        self._refused: dict[int, tuple[object, ...]] = {}
 
     def is_erased_file(self, file: int, layout: Layout, opened: OpenFile) -> bool:
-        """Return whether a file is what an erasure has made of one of the dataset. Looks at the
-        list at once.
+        """Return whether an opened file is what an erasure has made of a file of the dataset. Looks
+        at the list at once.
 
-        file, layout: number and layout of that one.  opened: the other one, of the same size.
+        file, layout: number and layout of the file of the dataset.  opened: a file of the same
+        size, which has its name now.
         Raises: InvalidCorpus if it cannot be read.
         """
         content = self._lists.content_now()
@@ -38,7 +39,8 @@ class TakeUp:
         if content is None or erasure is None or expected is None:
             return False
         # Such a file is met with each poll, and may take a second to hash.
-        facts = (opened.status, expected.fingerprint)
+        status = opened.status
+        facts = (status.st_ino, status.st_mtime_ns, expected.fingerprint)
         if self._refused.get(file) == facts:
             return False
 
@@ -46,7 +48,7 @@ class TakeUp:
             return opened.read(layout.first_byte + first_byte, size_bytes)
 
         # Of a large file the fingerprint covers a sample, which may have no token of the ranges.
-        over = LaidOver(read, erasure.ranges, content.fill, layout.dtype)
+        over = LaidOver(read, erasure.ranges.of_file(file), content.fill, layout.dtype)
         found = fingerprint_of_file(layout, lambda first, size: read(file, first, size))
         if found == expected.fingerprint and over.is_erased(file):
             return True
@@ -65,7 +67,9 @@ class TakeUp:
         if self._known.get(file) == erasure.list_hash:
             return
         try:
-            is_erased = laid_over(store, store.read_served, content).is_erased(file)
+            own = erasure.ranges.of_file(file)
+            over = LaidOver(store.read_served, own, content.fill, store.stored)
+            is_erased = over.is_erased(file)
         except (CorpusChanged, Unreadable):
             return
         if is_erased:

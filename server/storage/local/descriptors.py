@@ -101,11 +101,12 @@ class LastUsed:
         self._lock = threading.Lock()
         self._opened: OrderedDict[int, _Opened] = OrderedDict()
         self._closed = False
+        self._replaced_count = 0
 
     def add(self, descriptor: int) -> None:
         """Add a file, whose index is the next one.  descriptor: is duplicated."""
         _set_up(descriptor)
-        self._keep(self._file_count, _Opened(os.dup(descriptor)))
+        self._keep(self._file_count, _Opened(os.dup(descriptor)), self._replaced_count)
         self._file_count += 1
 
     def call(self, function: Callable[..., Result], file: int, *arguments: object) -> Result:
@@ -130,6 +131,7 @@ class LastUsed:
         """
         _set_up(descriptor)
         with self._lock:
+            self._replaced_count += 1
             if (opened := self._opened.get(file)) is not None:
                 os.dup2(descriptor, opened.descriptor, inheritable=False)
 
@@ -148,9 +150,12 @@ class LastUsed:
                 self._opened.move_to_end(file)
                 opened.users += 1
                 return opened
-        opened = _Opened(self._descriptor_of(file), users=1)
-        self._keep(file, opened)
-        return opened
+        while True:
+            count = self._replaced_count
+            opened = _Opened(self._descriptor_of(file), users=1)
+            if self._keep(file, opened, count):
+                return opened
+            os.close(opened.descriptor)
 
     def _descriptor_of(self, file: int) -> int:
         """Open a file. If other parts of the process have taken all descriptors, close others."""
@@ -166,13 +171,20 @@ class LastUsed:
         _set_up(descriptor)
         return descriptor
 
-    def _keep(self, file: int, opened: _Opened) -> None:
-        """Keep a file open until others were used more recently, unless another thread has."""
+    def _keep(self, file: int, opened: _Opened, replaced_count: int) -> bool:
+        """Keep a file open until others were used more recently, unless another thread has.
+
+        Returns: False, without keeping it, if a file was replaced since this many were: it may be
+        this one, as it was before.
+        """
         with self._lock:
+            if replaced_count != self._replaced_count:
+                return False
             opened.is_kept = not (self._closed or file in self._opened)
             if opened.is_kept:
                 self._opened[file] = opened
         self._keep_open(self.open_max)
+        return True
 
     def _keep_open(self, count: int) -> None:
         """Close the files that were used least recently, all but count."""

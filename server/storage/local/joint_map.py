@@ -79,8 +79,12 @@ class JointMap:
 
     def _are_whole(self, files: npt.NDArray[np.int64]) -> bool:
         """Return whether the sentinels of files are there."""
-        if not self._sentinels[files].all():
-            self._learn_sentinels()  # one may have been found since
+        if self._have_sentinels(files):
+            return True
+        self._learn_sentinels()  # one may have been found, or changed, since
+        return self._have_sentinels(files)
+
+    def _have_sentinels(self, files: npt.NDArray[np.int64]) -> bool:
         expected = self._sentinels[files]
         found = np.empty(files.size, dtype=np.uint8)
         ranges = byte_ranges(self._sentinel_addresses[files], 1)

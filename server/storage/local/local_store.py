@@ -27,7 +27,7 @@ from ...runtime.threads.poll_rate import PollRate
 from ..files import OpenFile
 from ..formats import Stored
 from ..narrowing import Narrowing
-from ..store import WRONG_TOKEN, PlaneReader, ReadCounts
+from ..store import EXCHANGES, WRONG_TOKEN, PlaneReader, ReadCounts
 from .copying import TokenBytes
 from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
@@ -286,6 +286,10 @@ class LocalStore(OpenedShards, ABC):
         tail = shard.tail
         # A gather that meets the new file and the old sentinel waits for the new one.
         with self._sentinel_lock:
+            if self._closed.is_set():
+                return  # its addresses may be those of others
+            # Before: rows that were gathered meanwhile may need tokens that are erased.
+            EXCHANGES.add()
             self._put(index, file)
             self.shards[index] = shard
             is_missing = not tail.sentinel_value

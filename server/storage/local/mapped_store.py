@@ -155,9 +155,10 @@ class MapStore(LocalStore):
         """Unmap the files. A gather in progress fails with CorpusChanged."""
         super().close()
         self.copier.close()
-        if self._span_bytes:
-            syscalls.unmap(self._address, self._span_bytes)
-            self._span_bytes = 0
+        with self._sentinel_lock:  # no file is exchanged now, nor later
+            if self._span_bytes:
+                syscalls.unmap(self._address, self._span_bytes)
+                self._span_bytes = 0
 
     def _put(self, index: int, file: OpenFile) -> None:
         # The kernel exchanges the pages at once: a gather has the ones or the others.

@@ -147,6 +147,8 @@ class OpenedShards(ABC):
         try:
             return read()
         except Unread as unread:
+            if patient and self._may_take_up(unread.shard):
+                return self.with_retries(read, patient=False)
             if patient and self._is_gone(unread.shard):
                 name = log_safe_name(self.shards[unread.shard].path)
                 self.mark_failed(f"{name}: replaced or removed, and the opened file cannot be read")
@@ -298,6 +300,14 @@ class OpenedShards(ABC):
                 return False
             self._exchange(index, file, known.replaced_by(file))
         return True
+
+    def _may_take_up(self, index: int) -> bool:
+        """Return whether a file was found in the place of an opened one, and is served now."""
+        facts = self.shards[index].facts
+        try:
+            return self.take_up(index) and self.shards[index].facts != facts
+        except (InvalidCorpus, OSError):
+            return False
 
     @abstractmethod
     def _exchange(self, index: int, file: OpenFile, shard: Shard) -> None:

@@ -297,7 +297,7 @@ class PreadStore(LocalStore):
                     facts = known.facts._replace(device=now.device)
                     self.shards[shard] = known.with_stat(facts)
                     return
-            self.take_up(shard)
+            self._may_take_up(shard)
         except (InvalidCorpus, OSError):
             return
 
@@ -317,13 +317,6 @@ class PreadStore(LocalStore):
             os.close(descriptor)
             raise
         return descriptor
-
-    def _may_take_up(self, shard: int) -> bool:
-        """Return whether the file in the place of an opened one is served now."""
-        try:
-            return self.take_up(shard)
-        except InvalidCorpus:
-            return False
 
     def _put(self, index: int, file: OpenFile) -> None:
         self._files.replace(index, file.descriptor)

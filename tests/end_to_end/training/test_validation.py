@@ -89,6 +89,7 @@ def test_a_list_is_in_force_for_its_dataset(open_feeds: OpenFeeds, paths: dict[s
         ("ab" * 32, "is one list, but there are several datasets; pass a dict"),
         ({"web": "ab" * 32}, "'web' is not one of the datasets, web-val, code-val, math-val"),
         ({"web-val": "ab"}, "redactions: 'ab' is not 64"),
+        (5, "redactions: is int; pass a dict with the names"),
     ],
 )
 def test_lists_that_fit_no_dataset_are_refused(

@@ -28,7 +28,7 @@ from server.storage.formats import FormatOptions
 from tests.support.dying import die_at
 
 ROOT = Path(__file__).parents[4]
-CALLS = ("pwrite", "copy_file_range", "fsync", "replace")
+CALLS = ("pwrite", "fsync", "replace")
 DELIMITER = 7
 RANGES = [(0, 0, 40), (0, 90, 130), (0, 600_000, 1_200_000), (2, 5, 6), (2, 100, 400)]
 """Longer than a write of 1 MiB, at both ends of a file, and one token."""

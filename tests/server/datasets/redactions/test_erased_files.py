@@ -52,7 +52,7 @@ def hidden(path: Path, kind: str) -> list[Path]:
     return sorted(path.parent.glob(f".*{kind}"))
 
 
-LIST, LOCK = ".tokenfeed-redactions.jsonl", ".tokenfeed-redactions.jsonl.lock"
+LIST, RECORD = ".tokenfeed-redactions.jsonl", ".tokenfeed-erased.jsonl"
 
 
 @pytest.fixture
@@ -78,6 +78,63 @@ def test_a_file_that_was_restored_is_opened(files: list[Path]) -> None:
 
     assert erased(*files) == []
     assert erased(*files[:2]) == [(0, 1000, 2001)]
+
+
+@pytest.mark.parametrize("damage", ["{}", "[1]", '{"name": "t1.bin", "fill": 0, "ranges": []}'])
+def test_a_damaged_record_is_refused(files: list[Path], damage: str) -> None:
+    """What it said may be in no list."""
+    place = files[0].parent / RECORD
+    place.write_text(damage)
+    with pytest.raises(InvalidCorpus, match="restore it, or remove it if all files") as raised:
+        with opened(*files[:2]):
+            pass
+    assert raised.value.subject == str(place)
+
+
+def test_each_folder_of_a_dataset_says_what_was_erased_in_it(write_tokens: WriteTokens) -> None:
+    """The list lies in the folder of the first file."""
+    paths = [write_tokens(np.arange(n, 3000), f"{n}/t.bin") for n in (1, 2)]
+    redact(*paths, "--range=1:5:9", *ERASE)
+
+    assert erased(paths[0]) == []
+    for chosen in ([paths[1]], [paths[1], paths[0]]):
+        with pytest.raises(InvalidCorpus, match=UNLISTED), opened(*chosen):
+            pass
+
+
+def test_what_an_earlier_erasure_has_left_is_refused_too(
+    files: list[Path], write_tokens: WriteTokens
+) -> None:
+    """The next one may be interrupted, or not have come to this file yet."""
+    first = files[0].read_bytes()
+    redact(*files[:2], "--range=t1.bin:5:9", *ERASE)
+    files[0].write_bytes(first)
+
+    with pytest.raises(InvalidCorpus, match=UNLISTED), opened(files[0]):
+        pass
+
+
+def test_another_link_to_an_erased_file_is_refused(write_tokens: WriteTokens) -> None:
+    """Two snapshots of a model hub's cache have links to one file."""
+    blob = write_tokens(np.arange(1, 300), "blobs/4fa1")
+    links = [blob.parent.parent / name / "t.bin" for name in ("one", "two")]
+    for link in links:
+        link.parent.mkdir()
+        link.symlink_to(blob)
+    redact(links[0], "--range=0:5:9", *ERASE)
+
+    assert erased(links[0]) == [(0, 5, 9)]
+    with pytest.raises(InvalidCorpus, match=UNLISTED), opened(links[1]):
+        pass
+
+
+def test_a_list_elsewhere_hides_nothing(write_tokens: WriteTokens, tmp_path: Path) -> None:
+    """A part of the dataset has no list at all then."""
+    paths = [write_tokens(np.arange(n, 3000), f"s/t{n}.bin") for n in (1, 2)]
+    redact(*paths, "--range=t2.bin:5:9", "--list", tmp_path / "list", *ERASE)
+
+    with pytest.raises(InvalidCorpus, match=UNLISTED), opened(paths[1]):
+        pass
 
 
 def test_files_without_erased_tokens_are_opened_alone(files: list[Path]) -> None:
@@ -111,8 +168,8 @@ def test_a_lost_list_is_noticed(
     of_list.unlink() if what == "lost" else of_list.write_bytes(older)
 
     assert inspect([str(path)]) == 1
-    assert "is lost, or older than the erasure of list" in capsys.readouterr().err
-    hidden(path, LOCK)[0].unlink()
+    assert UNLISTED in capsys.readouterr().err
+    (path.parent / RECORD).unlink()
     of_list.unlink(missing_ok=True)
     assert inspect([str(path)]) == 0
     # The digest beside the files is that of what they hold now.
@@ -138,7 +195,6 @@ def test_a_copy_catches_up_with_a_later_erasure(
     redact(one, "--range=0:5:11", *ERASE)
     replica = shutil.copytree(one.parent, tmp_path / "two") / one.name
     untouched = shutil.copytree(one.parent, tmp_path / "three") / one.name
-    hidden(untouched, LOCK)[0].unlink()
     untouched.write_bytes(original)
     redact(replica, *ERASE)
     redact(one, "--range=0:8:20", *ERASE)

@@ -28,7 +28,7 @@ def erasure(**changes: object) -> Erasure:
         "original_digest": b"",
         "token_max": 77,
         "delimiters": (1, 2),
-        "files": (ErasedFile(0, "a.bin", bytes(32)),),
+        "files": (ErasedFile(0, bytes(32)),),
         "when": "2026-11-27T00:00:00Z",
     }
     return Erasure(**(facts | changes))  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ FIRST = {"tokenfeed_redactions": 1, "fingerprint": FINGERPRINT.hex(), "fill": 0}
 ADDITION = {"ranges": [[0, 1, 2]], "when": "now", "list": bytes(32).hex()}
 HASHES = dict.fromkeys(("erasure", "fingerprint", "digest", "original_digest"), bytes(32).hex())
 ERASURE = HASHES | {"ranges": [[0, 1, 2]], "token_max": 7, "delimiters": [], "when": "now"}
-ERASURE |= {"files": [[0, "a.bin", bytes(32).hex()]]}
+ERASURE |= {"files": [[0, bytes(32).hex()]]}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ ERASURE |= {"files": [[0, "a.bin", bytes(32).hex()]]}
         [FIRST, ADDITION, ERASURE, ERASURE],
         [FIRST, ADDITION, ERASURE | {"erasure": bytes(31).hex() + "01"}],
         [FIRST, ADDITION, ERASURE | {"files": []}],
-        [FIRST, ADDITION, ERASURE | {"files": [[1, "b.bin", bytes(32).hex()]]}],
+        [FIRST, ADDITION, ERASURE | {"files": [[1, bytes(32).hex()]]}],
         [FIRST, ADDITION, ERASURE | {"fingerprint": "00"}],
         [FIRST, ADDITION | {"delimiters": [-1]}],
     ],
