@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from server.datasets.redactions.redacted_rows import CurrentRows
 from server.rpc.activity import (
     ENDED_SECONDS,
     FORGET_SECONDS,
@@ -55,7 +56,9 @@ def producer(first_sample: int = 0, rank: int = 0, batch_size: int = 4) -> Frame
     stream = Stream.of_dataset("", orders.find("sequential-1"), 0, 8)
     request = Request(stream, Position(first_sample, batch_size, rank, 8), num_batches=10)
     shared = frame.Frames(9, request.position, bytes(32), {})
-    return FrameProducer(["train"], store, lambda: store, request, shared, FairScheduler())
+    return FrameProducer(
+        ["train"], store, CurrentRows(lambda: store), request, shared, FairScheduler()
+    )
 
 
 def made(end_row: int, row_count: int = 4) -> MadeFrame:

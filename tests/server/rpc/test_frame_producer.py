@@ -12,6 +12,7 @@ import pytest
 
 from server.datasets.dataset import Dataset
 from server.datasets.opening import TokenChecks, open_dataset
+from server.datasets.redactions.redacted_rows import CurrentRows
 from server.datasets.sources import DatasetSource
 from server.rpc.admission import Connection
 from server.rpc.fair_scheduler import FairScheduler
@@ -49,7 +50,7 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
             FrameProducer(
                 ["train"],
                 dataset.store,
-                lambda: dataset.store,
+                CurrentRows(lambda: dataset.store),
                 request,
                 shared,
                 scheduler or FairScheduler(),
