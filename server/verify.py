@@ -25,8 +25,8 @@ from .cli.dataset_options import (
 from .datasets.content import full_digest
 from .datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from .datasets.redactions.describing import described_lists
-from .datasets.redactions.laid_over import files_left
 from .datasets.redactions.opening import settled
+from .datasets.redactions.overlay import files_left
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
 from .storage.choice import Storing

@@ -19,9 +19,10 @@ from ..datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from ..datasets.provenance.documents import DatasetDocuments, Document, documents_of
 from ..datasets.redactions import erasing
 from ..datasets.redactions.describing import described_lists
+from ..datasets.redactions.erased_files import locked_records
 from ..datasets.redactions.list_content import RANGES_MAX, REASON_CHARACTERS_MAX, ListContent
-from ..datasets.redactions.list_file import RedactionLists
-from ..datasets.redactions.list_writing import locked_list, now, write_list
+from ..datasets.redactions.list_file import RedactionLists, read_list
+from ..datasets.redactions.list_writing import locked, now, write_list
 from ..datasets.redactions.opening import list_path
 from ..datasets.redactions.ranges import RedactionList, TokenRanges, Triple
 from ..datasets.sources import DatasetSource
@@ -122,7 +123,10 @@ class Redacting:
             with closing(self._open()) as dataset:
                 return _listed(dataset, _content_of(dataset))
         path = self._path()
-        with locked_list(path):
+        with locked(path), locked_records(self.source.paths if erases else ()):
+            if erases and read_list(path) is None:
+                with closing(self._open_tokens()) as store:
+                    erasing.adopt(path, store, self._delimiters(store))
             with closing(self._open()) as dataset:
                 content = self._added(path, dataset, asked, erases, has_no_delimiter)
                 if erases:

@@ -29,7 +29,7 @@ from .content import Content, fingerprint_of
 from .loss_masks import LossMask
 from .redactions.list_file import RedactionLists
 from .redactions.opening import original_digest, settled
-from .redactions.take_up import TakeUp
+from .redactions.replacements import Replacements
 from .shared.rows import rows_once
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -50,7 +50,7 @@ class Dataset:
     fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" until it is known, which may be
     while it is served.  why_store: the reason for its kind of store.  loss_mask, borders: None if
     it has none.  rows: of its documents; None before it is opened.  redactions: the lists of its
-    redacted tokens, also if there are none yet; None for a store without files, like taken_up:
+    redacted tokens, also if there are none yet; None for a store without files, like replacements:
     which files have no erased token any more.
     """
 
@@ -63,7 +63,13 @@ class Dataset:
     borders: Borders | BorderSearch | None = None
     rows: RowIndices | None = None
     redactions: RedactionLists | None = None
-    taken_up: TakeUp | None = None
+    replacements: Replacements | None = None
+
+    @property
+    def is_erased(self) -> bool:
+        """Whether its list says that tokens were erased."""
+        content = None if self.redactions is None else self.redactions.content
+        return content is not None and content.erasure is not None
 
     @property
     def documents(self) -> DocumentCounts | None:
@@ -135,8 +141,8 @@ class Dataset:
             )
         if self.redactions is not None:
             described.redaction_lists.extend(self.redactions.hashes)
-        if self.taken_up is not None:
-            described.erased_list = self.taken_up.list_hash()
+        if self.replacements is not None:
+            described.erased_list = self.replacements.list_hash()
         if (known := self.documents) is not None:
             described.documents.CopyFrom(
                 pb.Documents(count=known.count, file_count=known.file_count)
@@ -195,8 +201,8 @@ class Dataset:
         submit: runs a function that rereads the files, until stopped() is true.
         """
         self.store.poll_file(shard, partial(self._same_content, stopped), submit)
-        if self.taken_up is not None:
-            self.taken_up.note(self.store, shard)
+        if self.replacements is not None:
+            self.replacements.note(self.store, shard)
 
     def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
         """Return whether the content that the fingerprint covers is unchanged; None if it cannot be

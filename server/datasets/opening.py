@@ -35,7 +35,7 @@ from .redactions.opening import (
     settled,
     warn_of_delimiters,
 )
-from .redactions.take_up import TakeUp
+from .redactions.replacements import Replacements
 from .shared.scan import scan_once
 from .sources import DatasetSource
 from .sources.manifest import ManifestSplit, require_listed
@@ -108,7 +108,9 @@ def open_dataset(
             share=share,
             stopped=stopped,
         )
-        require_plausible(store, options.format is not None)
+        if not dataset.is_erased:
+            # What replaces tokens need not look like any; those before did.
+            require_plausible(store, options.format is not None)
         if masks:
             dataset.loss_mask = open_loss_mask(store, masks, storing, stopped)
             store.add_plane(dataset.loss_mask)
@@ -163,13 +165,13 @@ def dataset_of(
     scan = partial(scan_content, store, checks, read)
     checked = (checks, listed and listed.erasure and listed.erasure.fingerprint)
     found = scan_once(store, checked, scan, stopped) if share else scan(stopped)
-    lists = taken_up = None
+    lists = replacements = None
     if redactions is not None:
         found, lists = opened_lists(redactions, listed, store, found, checks.vocab_size)
-        taken_up = TakeUp(lists)
-        store.allow_replacement(taken_up.is_erased_file)
+        replacements = Replacements(lists)
+        store.allow_replacement(replacements.is_erased_file)
         for erased in listed.erasure.files if listed is not None and listed.erasure else ():
-            taken_up.note(store, erased.file)
+            replacements.note(store, erased.file)
     if not found.digest and split is None:
         found = replace(found, digest=original_digest(listed, store.kept_digest()))
     store.narrow(found.token_max)
@@ -188,7 +190,7 @@ def dataset_of(
         digest,
         why_store,
         redactions=lists,
-        taken_up=taken_up,
+        replacements=replacements,
     )
 
 

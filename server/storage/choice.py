@@ -101,6 +101,15 @@ def file_systems(paths: Iterable[str], mountinfo: str = "/proc/self/mountinfo") 
     return [_type(mounts, *found) for found in of_device.items()] or ["unknown"]
 
 
+def mount_points(mountinfo: str = "/proc/self/mountinfo") -> frozenset[str]:
+    """Return the paths at which file systems, or single files, are mounted; none if unknown."""
+    try:
+        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
+            return frozenset(mount.folder for mount in _mounts(file.read()))
+    except (OSError, ValueError):
+        return frozenset()
+
+
 class _Mount(NamedTuple):
     """device: "MAJOR:MINOR".  folder: the mount point.  system: its type."""
 

@@ -10,7 +10,7 @@ from server.datasets.dataset import Dataset
 from server.datasets.redactions.erasing import begin
 from server.datasets.redactions.list_content import ListContent
 from server.datasets.redactions.list_file import read_list
-from server.datasets.redactions.list_writing import locked_list
+from server.datasets.redactions.list_writing import locked
 from server.datasets.redactions.opening import list_path
 from server.datasets.redactions.ranges import TokenRanges
 
@@ -28,13 +28,13 @@ def write_lists(dataset: Dataset, fill: int, *additions: Ranges) -> list[bytes]:
     return list(content.hashes)
 
 
-def begin_erasure(dataset: Dataset) -> None:
-    """Write to the list of a dataset that its tokens are erased; replace no file."""
+def begin_erasure(dataset: Dataset) -> ListContent:
+    """Write to the list of a dataset that its tokens are erased, and return it; replace no file."""
     path = list_path(dataset.store)
     content = read_list(path)
     assert content is not None
-    with locked_list(path):
-        begin(path, content, dataset.store, dataset.digest, ())
+    with locked(path):
+        return begin(path, content, dataset.store, dataset.digest, ())
 
 
 def _write(path: str, content: ListContent) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...storage.store import TokenStore
-from .laid_over import files_left
 from .list_file import RedactionLists
+from .overlay import files_left
 
 
 def described_lists(lists: RedactionLists | None, store: TokenStore) -> list[str]:

@@ -11,49 +11,84 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...storage.files import read_regular, replace_file
 from ...storage.store import TokenStore
-from .laid_over import LaidOver
-from .list_content import BYTES_MAX, ListContent
-from .list_writing import locked_list
+from .list_content import BYTES_MAX, Erasure, ListContent
+from .list_writing import locked
+from .overlay import Overlay
 from .ranges import TokenRanges
 
 RECORD = ".tokenfeed-erased.jsonl"
 
 
 class _Record(NamedTuple):
-    """What an erasure has left of a file.  name: of the file, without its folder.  ranges: first
-    token, and the token behind the last one.  fill: the token that is there.
+    """What an erasure has left of a file.
+
+    name: of the file, without its folder.  fill: the token that is there.  ranges: of the file,
+    as number 0.
     """
 
     name: str
     fill: int
-    ranges: Sequence[Sequence[int]]
+    ranges: TokenRanges
+
+    def line(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        ranges = [[first, end] for _, first, end in self.ranges.triples()]
+        return {"name": self.name, "fill": self.fill, "ranges": ranges}
 
 
-def record(path: str, ranges: TokenRanges, fill: int) -> None:
-    """Record, durably, that tokens of a file are about to be erased.
+@contextmanager
+def locked_records(paths: Iterable[str]) -> Iterator[None]:
+    """Keep other processes from erasing tokens of files in the folders of some files, as long as
+    the with block lasts; waits for them.
 
-    path: of the file itself, not of a link.  ranges: of this file only.  Raises: InvalidCorpus if
-    the record is damaged; WriteFailed.
+    Raises: WriteFailed if one of the folders cannot be written.
     """
-    folder, name = os.path.split(path)
-    place = os.path.join(folder, RECORD)
-    new = _Record(name, fill, [[first, end] for _, first, end in ranges.triples()])
-    with locked_list(place):
-        records = _read(place)
-        if new in records:
-            return
-        lines = "".join(f"{json.dumps(each._asdict())}\n" for each in (*records, new))
+    with ExitStack() as locks:
+        # In one order: two commands would else wait for each other.
+        for folder in sorted({os.path.dirname(os.path.realpath(path)) for path in paths}):
+            locks.enter_context(locked(os.path.join(folder, RECORD), "make its folder writable"))
+        yield
+
+
+def record(store: TokenStore, erasure: Erasure, fill: int) -> None:
+    """Record, durably, that tokens of files are about to be erased; only within `locked_records`.
+
+    store: of the files.  Raises: InvalidCorpus if a record is damaged; WriteFailed.
+    """
+    of_folder: dict[str, list[_Record]] = {}
+    for erased in erasure.files:
+        folder, name = os.path.split(os.path.realpath(store.shards[erased.file].path))
+        triples = erasure.ranges.of_file(erased.file).triples()
+        found = _Record(name, fill, TokenRanges.of([(0, *each[1:]) for each in triples]))
+        of_folder.setdefault(folder, []).append(found)
+    for folder, new in of_folder.items():
+        place = os.path.join(folder, RECORD)
+        by_name = {each.name: each for each in new}
+        known = _read(place)
+        kept = [each for each in known if not _is_within(each, by_name.get(each.name))]
+        lines = (f"{json.dumps(each.line())}\n" for each in (*kept, *new))
         try:
-            replace_file(place, lines.encode())
+            replace_file(place, "".join(lines).encode())
         except OSError as error:
             raise WriteFailed(place, f"cannot be written: {error.strerror}") from error
+
+
+def _is_within(one: _Record, other: _Record | None) -> bool:
+    """Return whether a record says nothing that another one of the same file does not say."""
+    if other is None or one.fill != other.fill:
+        return False
+    return one.ranges.union(other.ranges).token_count == other.ranges.token_count
 
 
 def require_listed(store: TokenStore, path: str, content: ListContent | None) -> None:
@@ -63,25 +98,47 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
     path, content: of the list; None if there is none.
     """
     own = None if content is None else content.erasure
-    for file, ranges, fill, place in _recorded(store):
-        listed = TokenRanges.of(()) if own is None else own.ranges.of_file(file)
-        if listed.union(ranges).token_count == listed.token_count:
+    for found in erased_parts(store, TokenRanges.of(()) if own is None else own.ranges):
+        raise InvalidCorpus(
+            store.shards[found.file].path,
+            f"has erased tokens, as {found.place} says, and {path}, the list of this dataset, does "
+            "not. If tokenfeed redact runs now, wait for it. Else restore this list, pass another "
+            "one with --redactions, open all files of the dataset that was erased, restore the "
+            "file, or let tokenfeed redact --erase make a list for these files if they have none",
+        )
+
+
+class ErasedPart(NamedTuple):
+    """What a record says of a file of a dataset, and is true of it.
+
+    file: its number.  ranges: in this file.  fill: the token that is there.  place: of the record.
+    """
+
+    file: int
+    ranges: TokenRanges
+    fill: int
+    place: str
+
+
+def erased_parts(store: TokenStore, listed: TokenRanges) -> Iterator[ErasedPart]:
+    """Yield what was erased of the files of a dataset, and is not listed.
+
+    listed: ranges that its list says are erased.  Raises: InvalidCorpus if a record is damaged.
+    """
+    for found in _recorded(store):
+        own = listed.of_file(found.file)
+        if own.union(found.ranges).token_count == own.token_count:
             continue
         try:
-            ranges.require_within(store.shape.token_counts)
+            found.ranges.require_within(store.shape.token_counts)
         except ValueError:
             continue  # another file of this name
-        if LaidOver(store.read, ranges, fill, store.stored).is_erased(file):
-            raise InvalidCorpus(
-                store.shards[file].path,
-                f"has erased tokens, as {place} says, and {path}, the list of this dataset, does "
-                "not; restore this list or pass another one with --redactions, open all files of "
-                "the dataset that was erased, or restore the file",
-            )
+        if Overlay(store.read, found.ranges, found.fill, store.stored).is_erased(found.file):
+            yield found
 
 
-def _recorded(store: TokenStore) -> Iterator[tuple[int, TokenRanges, int, str]]:
-    """Yield number, ranges and fill of each recorded erasure of a file, and where that is said."""
+def _recorded(store: TokenStore) -> Iterator[ErasedPart]:
+    """Yield what records say of the files of a dataset."""
     files: dict[str, dict[str, list[int]]] = {}
     for file, shard in enumerate(store.shards):
         folder, name = os.path.split(os.path.realpath(shard.path))
@@ -90,8 +147,9 @@ def _recorded(store: TokenStore) -> Iterator[tuple[int, TokenRanges, int, str]]:
         place = os.path.join(folder, RECORD)
         for found in _read(place):
             for file in names.get(found.name, ()):
-                ranges = TokenRanges.of([(file, first, end) for first, end in found.ranges])
-                yield file, ranges, found.fill, place
+                files_column = np.full(len(found.ranges), file)
+                ranges = replace(found.ranges, files=files_column)
+                yield ErasedPart(file, ranges, found.fill, place)
 
 
 def _read(place: str) -> list[_Record]:
@@ -113,8 +171,8 @@ def _read(place: str) -> list[_Record]:
 
 
 def _record_of(line: dict[str, Any]) -> _Record:
-    found = _Record(line["name"], line["fill"], [[first, end] for first, end in line["ranges"]])
-    if not (isinstance(found.name, str) and type(found.fill) is int and len(found.ranges)):
+    """Return a record.  Raises: ValueError, KeyError or TypeError."""
+    ranges = TokenRanges.of([(0, first, end) for first, end in line["ranges"]])
+    if not (isinstance(line["name"], str) and type(line["fill"]) is int and len(ranges)):
         raise TypeError
-    TokenRanges.of([(0, *each) for each in found.ranges])
-    return found
+    return _Record(line["name"], line["fill"], ranges)

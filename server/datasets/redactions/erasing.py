@@ -5,9 +5,9 @@ new one. It can be interrupted at any moment, and the same command goes on.
     replace   for each file: a copy beside it, overwritten, synced, checked, renamed
 
 From the moment at which the list says it, servers refuse rows that need these tokens. They serve
-the files that they opened until they find the new ones (take_up.py). A dataset is opened whichever
-of its files are replaced (laid_over.py). A delimiter of documents is not overwritten, or documents
-would begin elsewhere.
+the files that they opened until they find the new ones (replacements.py). A dataset is opened
+whichever of its files are replaced (overlay.py). A delimiter of documents is not overwritten, or
+documents would begin elsewhere.
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ import errno
 import fcntl
 import logging
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, WriteFailed
+from tokenfeed.stream.identity import COMPLETE_BYTES_MAX
 
 from ...runtime.exceptions import log_safe_name
+from ...storage.choice import mount_points
 from ...storage.files import OpenFile, open_file, sync_folder
+from ...storage.formats import Layout, recognized
 from ...storage.store import TokenStore
-from ..content import Content, fingerprint_of, fingerprint_of_file, full_digest
-from .erased_files import record
-from .laid_over import LaidOver, laid_over
+from ..content import Content, digest_of, fingerprint_of, fingerprint_of_file, full_digest
+from .erased_files import erased_parts, record
 from .list_content import ErasedFile, Erasure, ListContent
 from .list_writing import now, write_list
-from .ranges import TokenRanges, Triple
+from .overlay import Overlay, overlay_of
+from .ranges import TokenRanges
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -45,6 +48,9 @@ _NAME_BYTES = 200
 """Of the name of a file, in that of its copy: a name has at most 255."""
 _FICLONE = 0x40049409
 """The ioctl by which two files share their blocks: btrfs, XFS, bcachefs."""
+_FS_IOC_GETFLAGS = 0x80086601
+_IMMUTABLE_OR_APPEND = 0x10 | 0x20
+"""The ioctl that reads the flags of a file which chattr sets, and two of them."""
 _CURE = "and run the same command again"
 _IN_USE = "another tokenfeed redact replaces it now"
 
@@ -65,10 +71,10 @@ def begin(
     if before is not None and before.list_hash == listed.hash:
         return content
     ranges, token_max = _to_erase(store, listed.ranges, delimiters)
-    over = LaidOver(store.read, ranges, content.fill, store.stored)
+    over = Overlay(store.read, ranges, content.fill, store.stored)
     original = digest or (before.original_digest if before is not None else b"")
     files = np.unique(ranges.files).tolist()
-    _require_replaceable(store, [file for file in files if not over.is_erased(file)])
+    _require_replaceable(store, [file for file in files if not over.is_erased(file)], over)
     erasure = Erasure(
         list_hash=listed.hash,
         ranges=ranges,
@@ -85,6 +91,45 @@ def begin(
     return written
 
 
+def adopt(path: str, store: TokenStore, delimiters: Sequence[int]) -> None:
+    """Write a list for a dataset that has none, if tokens of its files were erased as those of
+    another dataset: what is there now is its content from then on, as if it were the original one.
+
+    path: of the list, which is locked, as are the records.  store: of the files.  delimiters: as
+    for `begin`.  Raises: InvalidCorpus, WriteFailed.
+    """
+    parts = list(erased_parts(store, TokenRanges.of(())))
+    if not parts:
+        return
+    fills = sorted({part.fill for part in parts})
+    if len(fills) > 1:
+        problem = f"tokens of these files were replaced by {fills[0]} and by {fills[1]}, and a list"
+        raise InvalidCorpus(path, f"{problem} has one token; open them as several datasets")
+    ranges = TokenRanges.of(()).union(*(part.ranges for part in parts))
+    content = Content(store, store.read)
+    blocks = list(content.hashed())
+    whole = content.size_bytes <= COMPLETE_BYTES_MAX
+    digest = digest_of(store, (block.sha256 for block in blocks)) if whole else b""
+    listed = ListContent(fingerprint_of(store, blocks), fills[0], ())
+    listed = listed.with_addition(ranges, now(), "erased as tokens of another dataset")
+    over = Overlay(store.read, ranges, fills[0], store.stored)
+    erasure = Erasure(
+        list_hash=listed.hashes[-1],
+        ranges=ranges,
+        fingerprint=listed.fingerprint,
+        digest=digest,
+        original_digest=digest,
+        token_max=fills[0],
+        delimiters=tuple(delimiters),
+        files=tuple(
+            ErasedFile(file, _fingerprint(store, over, file))
+            for file in np.unique(ranges.files).tolist()
+        ),
+        when=now(),
+    )
+    write_list(path, replace(listed, erasure=erasure))
+
+
 def replace_files(content: ListContent, store: TokenStore) -> int:
     """Replace the files that still have tokens which a list says are erased.
 
@@ -93,15 +138,15 @@ def replace_files(content: ListContent, store: TokenStore) -> int:
     """
     erasure = content.erasure
     assert erasure is not None
-    over, count, logged_at = laid_over(store, store.read, content), 0, time.monotonic()
+    record(store, erasure, content.fill)
+    over, count, logged_at = overlay_of(store, store.read, content), 0, time.monotonic()
     for place, erased in enumerate(erasure.files):
-        path, ranges = _path_of(store, erased.file), erasure.ranges.of_file(erased.file)
-        record(path, ranges, content.fill)
+        path = _path_of(store, erased.file)
         if over.is_erased(erased.file):
             with _write_errors(path):
                 _remove_unused(_copy_of(path))
             continue
-        _replace(path, store, erased, over, ranges)
+        _replace(path, store, erased, over, erasure.ranges.of_file(erased.file))
         count += 1
         if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
             logged_at = time.monotonic()
@@ -141,41 +186,66 @@ def _to_erase(
     """Return ranges without delimiters, and the greatest token in them."""
     token_bytes = store.stored.itemsize
     token_max = 0
-    left: list[Triple] = []
-    for file, first_byte, end_byte in listed.pieces(token_bytes):
-        content = store.read(file, first_byte, end_byte - first_byte)
-        tokens = np.frombuffer(content, store.stored)
-        token_max = max(token_max, int(tokens.max()))
-        first, end = first_byte // token_bytes, end_byte // token_bytes
-        bounds = [first - 1, *(np.flatnonzero(np.isin(tokens, delimiters)) + first).tolist(), end]
-        left += [(file, one + 1, other) for one, other in pairwise(bounds) if one + 1 < other]
-    return TokenRanges.of(left), token_max
+    left = [np.empty((3, 0), dtype=np.int64)]
+    for file, first_byte, end_byte in listed.blocks(token_bytes):
+        tokens = np.frombuffer(store.read(file, first_byte, end_byte - first_byte), store.stored)
+        is_erased = listed.contains(file, first_byte // token_bytes, tokens.size)
+        token_max = max(token_max, int(tokens[is_erased].max()))
+        is_erased &= ~np.isin(tokens, delimiters)
+        changes = np.diff(is_erased, prepend=False, append=False)
+        bounds = np.flatnonzero(changes) + first_byte // token_bytes
+        left.append(np.stack([np.full(bounds.size // 2, file), bounds[::2], bounds[1::2]]))
+    return TokenRanges.merged(*np.concatenate(left, axis=1)), token_max
 
 
-def _fingerprint(store: TokenStore, over: LaidOver, file: int) -> bytes:
+def _fingerprint(store: TokenStore, over: Overlay, file: int) -> bytes:
     """Return the fingerprint of a file without its erased tokens."""
     layout = store.shards[file].layout
     return fingerprint_of_file(layout, lambda first, size: over.read(file, first, size))
 
 
-def _require_replaceable(store: TokenStore, files: Sequence[int]) -> None:
-    """Raise InvalidCorpus or WriteFailed if one of some files cannot be replaced: before the list
-    says that it is.
+def _require_replaceable(store: TokenStore, files: Sequence[int], over: Overlay) -> None:
+    """Raise an error if one of some files cannot be replaced: before the list says that it is.
+
+    over: their content without the erased tokens.  Raises: InvalidCorpus, InvalidRequest,
+    WriteFailed.
     """
     paths = [_path_of(store, file) for file in range(len(store.shards))]
-    counts, largest = Counter(paths), dict[str, str]()
+    counts, mounted = Counter(paths), mount_points()
     for file in files:
         if counts[path := paths[file]] > 1:
             problem = "is several files of this dataset, by links, of which each would change"
             raise InvalidCorpus(store.shards[file].path, f"{problem}; make copies, {_CURE}")
-        with open_file(path) as opened:
-            _require_one_name(opened)
-        folder = os.path.dirname(path)
-        if folder not in largest or os.path.getsize(largest[folder]) < opened.size_bytes:
-            largest[folder] = path
-    for path in largest.values():
-        with open_file(path) as original, _new_copy(original):
-            pass  # there is room for it
+        with open_file(path) as original:
+            _require_one_name(original)
+            _require_same_format(original, store.shards[file].layout, file, over)
+            if path in mounted:
+                problem = "is mounted by itself, so nothing can take its place"
+                raise WriteFailed(path, f"{problem}; mount its folder instead, {_CURE}")
+            if _is_immutable(original):
+                problem = "cannot be replaced: it is immutable, or can only be appended to"
+                raise WriteFailed(path, f"{problem}; change that (chattr -i -a), {_CURE}")
+            with _new_copy(original):
+                pass  # there is room for it, and its folder can be written
+
+
+def _require_same_format(file: OpenFile, layout: Layout, number: int, over: Overlay) -> None:
+    """Raise InvalidRequest if a file would be taken for something else without some tokens."""
+    first_byte = min(layout.first_byte, len(file.head))
+    changed = over.read(number, 0, min(layout.content_bytes, len(file.head) - first_byte))
+    after = replace(file, head=(file.head[:first_byte] + changed)[: len(file.head)])
+    if recognized(after) is not recognized(file):
+        problem = f"{file.path} would look like another format with so many of it at its beginning"
+        raise InvalidRequest("--fill", f"{problem}; pass another token, and --list FILE")
+
+
+def _is_immutable(file: OpenFile) -> bool:
+    """Return whether a file cannot be replaced, whoever tries; False where that is unknown."""
+    try:
+        flags = fcntl.ioctl(file.descriptor, _FS_IOC_GETFLAGS, bytes(8))
+    except OSError:
+        return False
+    return bool(int.from_bytes(flags[:4], sys.byteorder) & _IMMUTABLE_OR_APPEND)
 
 
 def _path_of(store: TokenStore, file: int) -> str:
@@ -191,7 +261,7 @@ def _require_one_name(file: OpenFile) -> None:
 
 
 def _replace(
-    path: str, store: TokenStore, erased: ErasedFile, over: LaidOver, ranges: TokenRanges
+    path: str, store: TokenStore, erased: ErasedFile, over: Overlay, ranges: TokenRanges
 ) -> None:
     """Replace a file by one without its erased tokens.  Raises: InvalidCorpus, WriteFailed."""
     layout, facts = store.shards[erased.file].layout, store.facts[erased.file]
@@ -199,8 +269,8 @@ def _replace(
         _require_one_name(original)
         if not _cloned(original.descriptor, descriptor):
             _copy(original.descriptor, descriptor, original.size_bytes)
-        for _, first, end in ranges.pieces(layout.dtype.itemsize):
-            _write(descriptor, layout.first_byte + first, over.filled(first, end))
+        for file, first, end in ranges.blocks(layout.dtype.itemsize):
+            _write(descriptor, layout.first_byte + first, over.read(file, first, end - first))
         os.fsync(descriptor)
 
         def read(first: int, size: int) -> bytes:

@@ -157,7 +157,8 @@ class ListContent:
         body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
         content = body + _seal(body)
         if len(content) > BYTES_MAX:
-            raise ValueError(f"would have {len(content)} bytes; the limit is {BYTES_MAX}")
+            cure = "serve the files as several datasets, with a list each"
+            raise ValueError(f"would have {len(content)} bytes; the limit is {BYTES_MAX}; {cure}")
         return content
 
     @classmethod

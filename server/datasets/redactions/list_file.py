@@ -6,6 +6,7 @@ names a list by its hash, also an older one.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -29,6 +30,9 @@ _LOOK_SECONDS = 1.0
 _OLDER_RANGES_KEPT = 1 << 22
 """Of older lists: 100 MB."""
 
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""There is no such file; beside one with a name of nearly 255 bytes there can be none."""
+
 _FileState = tuple[int, ...]
 
 
@@ -39,9 +43,9 @@ def read_list(path: str) -> ListContent | None:
     """
     try:
         return _read(path)[0]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except OSError as error:
+        if error.errno in _ABSENT:
+            return None
         raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
     except Damaged as problem:
         raise InvalidCorpus(path, f"{problem}; restore it from a replica or a backup") from problem
@@ -213,12 +217,13 @@ class RedactionLists:
         try:
             self._looked_at = time.monotonic()
             self._read_again(opens=at_once)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                self._ignore(f"cannot be read: {error.strerror}")
+                return
             if self._known is not None and self._state:
                 _LOG.warning("redactions gone, still known file=%s", log_safe_name(self.path))
             self._state = ()
-        except OSError as error:
-            self._ignore(f"cannot be read: {error.strerror}")
         except Damaged as problem:
             self._ignore(str(problem))
         finally:

@@ -18,16 +18,21 @@ from .list_content import ListContent
 _LOG = logging.getLogger("tokenfeed.server")
 
 _LOCK_SUFFIX = ".lock"
+_ELSEWHERE = "make its folder writable, or pass --list with a file elsewhere"
 
 
 @contextmanager
-def locked_list(path: str) -> Iterator[None]:
-    """Keep other processes from writing a list, as long as the with block lasts; waits for them.
+def locked(path: str, cure: str = _ELSEWHERE) -> Iterator[None]:
+    """Keep other processes from writing a list, or a record, as long as the with block lasts; waits
+    for them.
 
-    Raises: WriteFailed if its folder cannot be written.
+    cure: if its folder cannot be written, which raises WriteFailed.
     """
     lock_path = path + _LOCK_SUFFIX
-    descriptor, is_new = _locked(path, lock_path)
+    try:
+        descriptor, is_new = _locked(path, lock_path)
+    except OSError as error:
+        raise WriteFailed(path, f"cannot be locked: {error.strerror}; {cure}") from error
     try:
         yield
     except BaseException:
@@ -41,12 +46,11 @@ def locked_list(path: str) -> Iterator[None]:
 
 
 def _locked(path: str, lock_path: str) -> tuple[int, bool]:
-    """Return a descriptor of a file that this process has locked, and whether it has made it."""
+    """Return a descriptor of a file that this process has locked, and whether it has made it.
+    Raises: OSError.
+    """
     while True:
-        try:
-            descriptor, is_new = _opened(lock_path)
-        except OSError as error:
-            raise _unwritable(path, error) from error
+        descriptor, is_new = _opened(lock_path)
         try:
             _lock(path, descriptor)
             if _is_there(lock_path, descriptor):
@@ -75,17 +79,14 @@ def _is_there(lock_path: str, descriptor: int) -> bool:
 
 def _lock(path: str, descriptor: int) -> None:
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _LOG.info("another tokenfeed redact writes %s; waiting for it", log_safe_name(path))
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        raise _unwritable(path, error) from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _LOG.info("another tokenfeed redact writes %s; waiting for it", log_safe_name(path))
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def write_list(path: str, content: ListContent) -> None:
-    """Write a list, durably; only within `locked_list`.  Raises: InvalidCorpus, WriteFailed."""
+    """Write a list, durably; only within `locked`.  Raises: InvalidCorpus, WriteFailed."""
     try:
         written = content.to_bytes()
     except ValueError as error:
@@ -93,14 +94,9 @@ def write_list(path: str, content: ListContent) -> None:
     try:
         replace_file(path, written)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise WriteFailed(path, f"cannot be written: {error.strerror}; {_ELSEWHERE}") from error
 
 
 def now() -> str:
     """Return the current time: UTC, ISO 8601."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _unwritable(path: str, error: OSError) -> WriteFailed:
-    cure = "make its folder writable, or pass --list with a file elsewhere"
-    return WriteFailed(path, f"cannot be written: {error.strerror}; {cure}")

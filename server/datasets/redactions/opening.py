@@ -20,9 +20,9 @@ from ...storage.narrowing import Narrowing
 from ...storage.store import TokenStore
 from ..content import Scan
 from .erased_files import require_listed
-from .laid_over import Read, laid_over
 from .list_content import ListContent
 from .list_file import SUFFIX, ListedDataset, RedactionLists
+from .overlay import Read, overlay_of
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -76,7 +76,7 @@ def settled(store: TokenStore, read: Read, content: ListContent | None) -> Read:
     """
     if content is None or content.erasure is None:
         return read
-    return laid_over(store, read, content).read
+    return overlay_of(store, read, content).read
 
 
 def original_digest(content: ListContent | None, found: bytes) -> bytes:

@@ -51,10 +51,11 @@ class TokenRanges:
         # Not a given type: 0.5 would become 0.
         if numbers.dtype != np.int64 or numbers.ndim != 2 or numbers.shape[1] != 3:
             raise ValueError("have to be three whole numbers below 2^63 each")
-        return cls._merged(*numbers.T)
+        return cls.merged(*numbers.T)
 
     @classmethod
-    def _merged(cls, files: Numbers, first_tokens: Numbers, end_tokens: Numbers) -> TokenRanges:
+    def merged(cls, files: Numbers, first_tokens: Numbers, end_tokens: Numbers) -> TokenRanges:
+        """Merge ranges in any order, which may overlap.  int64[n] each, as of a TokenRanges."""
         _require_ranges(files, first_tokens, end_tokens)
         if not files.size:
             return cls(files, first_tokens, end_tokens)
@@ -76,7 +77,7 @@ class TokenRanges:
     def union(self, *others: TokenRanges) -> TokenRanges:
         """Return the tokens of these and of others."""
         every = (self, *others)
-        return self._merged(
+        return self.merged(
             np.concatenate([one.files for one in every]),
             np.concatenate([one.first_tokens for one in every]),
             np.concatenate([one.end_tokens for one in every]),
@@ -101,14 +102,36 @@ class TokenRanges:
         own = slice(*np.searchsorted(self.files, (file, file + 1)))
         return TokenRanges(self.files[own], self.first_tokens[own], self.end_tokens[own])
 
-    def pieces(self, token_bytes: int) -> Iterator[Triple]:
-        """Yield file, first byte and end byte of each, whole tokens of up to a MiB at once; bytes
-        are counted from the first token of the file.
+    def contains(self, file: int, first_token: int, count: int) -> npt.NDArray[np.bool_]:
+        """Return which tokens of a part of a file they have, bool[count]."""
+        own = self.of_file(file)
+        near = slice(
+            np.searchsorted(own.end_tokens, first_token, side="right"),
+            np.searchsorted(own.first_tokens, first_token + count),
+        )
+        changes = np.zeros(count + 1, dtype=np.int8)
+        changes[np.maximum(own.first_tokens[near] - first_token, 0)] += 1
+        changes[np.minimum(own.end_tokens[near] - first_token, count)] -= 1
+        return np.cumsum(changes[:-1], dtype=np.int8).astype(np.bool_)
+
+    def blocks(self, token_bytes: int) -> Iterator[Triple]:
+        """Yield file, first byte and end byte of blocks of up to a MiB that have all of them, and
+        what is between ranges that are close; bytes are counted from the first token of the file.
         """
-        for file, first, end in self.triples():
-            end_byte = end * token_bytes
-            for begin in range(first * token_bytes, end_byte, PIECE_BYTES):
-                yield file, begin, min(begin + PIECE_BYTES, end_byte)
+        file, first, end = -1, 0, 0
+        for next_file, first_token, end_token in self.triples():
+            next_first, next_end = first_token * token_bytes, end_token * token_bytes
+            if next_file == file and next_end - first <= PIECE_BYTES:
+                end = next_end
+                continue
+            if end > first:
+                yield file, first, end
+            file, first, end = next_file, next_first, next_end
+            while end - first > PIECE_BYTES:
+                yield file, first, first + PIECE_BYTES
+                first += PIECE_BYTES
+        if end > first:
+            yield file, first, end
 
     def require_within(self, token_counts: Numbers) -> None:
         """Raise ValueError unless they are within files.  token_counts: int64[files]."""

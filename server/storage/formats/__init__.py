@@ -36,6 +36,7 @@ __all__ = [
     "Layout",
     "Stored",
     "read_layout",
+    "recognized",
 ]
 
 
@@ -66,6 +67,11 @@ _CERTAIN = (raw, npy, litgpt, litdata)
 """These formats cannot match by accident, so their errors do not suggest --format raw."""
 
 
+def recognized(file: OpenFile) -> Format:
+    """Return the format of a file, by its first bytes, its name and what is beside it."""
+    return next(form for form in FORMATS if form.matches(file))
+
+
 def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
     """Return where the tokens of a file are.
 
@@ -74,7 +80,7 @@ def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
     if options.format:
         found = next(form for form in FORMATS if form.NAME == options.format)
     else:
-        found = next(form for form in FORMATS if form.matches(file))
+        found = recognized(file)
     try:
         layout = found.layout(file, options)
         if options.format:

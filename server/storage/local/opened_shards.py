@@ -147,7 +147,7 @@ class OpenedShards(ABC):
         try:
             return read()
         except Unread as unread:
-            if patient and self._may_take_up(unread.shard):
+            if patient and self._may_reload(unread.shard):
                 return self.with_retries(read, patient=False)
             if patient and self._is_gone(unread.shard):
                 name = log_safe_name(self.shards[unread.shard].path)
@@ -190,7 +190,7 @@ class OpenedShards(ABC):
         try:
             now = shard.current_stat()
             change = shard.detect_change(now)
-            if change is FileChange.REPLACED and now is not None and self.take_up(index):
+            if change is FileChange.REPLACED and now is not None and self.reload(index):
                 change = FileChange.ERASED
         except InvalidCorpus as error:
             self._log_failed_check(index, error.problem)
@@ -283,7 +283,7 @@ class OpenedShards(ABC):
         except OSError as error:
             raise Unread(index, error) from error
 
-    def take_up(self, index: int) -> bool:
+    def reload(self, index: int) -> bool:
         """Serve the file in the place of an opened one if it is that without its erased tokens;
         return whether it is served.
 
@@ -301,11 +301,11 @@ class OpenedShards(ABC):
             self._exchange(index, file, known.replaced_by(file))
         return True
 
-    def _may_take_up(self, index: int) -> bool:
+    def _may_reload(self, index: int) -> bool:
         """Return whether a file was found in the place of an opened one, and is served now."""
         facts = self.shards[index].facts
         try:
-            return self.take_up(index) and self.shards[index].facts != facts
+            return self.reload(index) and self.shards[index].facts != facts
         except (InvalidCorpus, OSError):
             return False
 

@@ -297,7 +297,7 @@ class PreadStore(LocalStore):
                     facts = known.facts._replace(device=now.device)
                     self.shards[shard] = known.with_stat(facts)
                     return
-            self._may_take_up(shard)
+            self._may_reload(shard)
         except (InvalidCorpus, OSError):
             return
 
@@ -309,7 +309,7 @@ class PreadStore(LocalStore):
         descriptor = open_descriptor(self.shards[shard].path)
         try:
             change = self.shards[shard].detect_change(FileStat.of(os.fstat(descriptor)))
-            if change is FileChange.REPLACED and self._may_take_up(shard):
+            if change is FileChange.REPLACED and self._may_reload(shard):
                 change = self.shards[shard].detect_change(FileStat.of(os.fstat(descriptor)))
             if change in (FileChange.REPLACED, FileChange.MODIFIED):
                 raise OSError(errno.ESTALE, "changed since it was opened")

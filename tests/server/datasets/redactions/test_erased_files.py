@@ -137,6 +137,28 @@ def test_a_list_elsewhere_hides_nothing(write_tokens: WriteTokens, tmp_path: Pat
         pass
 
 
+def test_a_dataset_without_a_list_takes_over_what_another_one_has_erased(
+    files: list[Path], write_tokens: WriteTokens
+) -> None:
+    """It is another dataset from then on: of what it was before, nothing is known."""
+    own = [files[2], files[0]]
+    redact(*own, *ERASE)
+
+    assert erased(*own) == [(1, 1000, 2001)]
+    assert erased(*files[:2]) == [(0, 1000, 2001)]
+    redact(*own, "--range=t3.bin:5:9", *ERASE)
+    assert erased(*own) == [(0, 5, 9), (1, 1000, 2001)]
+
+
+def test_a_file_with_a_name_as_long_as_can_be_is_opened(write_tokens: WriteTokens) -> None:
+    """There can be no list beside it, whose name would be longer."""
+    path = write_tokens(np.arange(1, 300), f"{'n' * 250}.bin")
+
+    assert erased(path) == []
+    assert main([str(path), "--range=0:5:9"]) == 1
+    redact(path, "--range=0:5:9", "--list", path.parent / "list", *ERASE)
+
+
 def test_files_without_erased_tokens_are_opened_alone(files: list[Path]) -> None:
     """Only what was erased is refused."""
     assert erased(files[1], files[2]) == []

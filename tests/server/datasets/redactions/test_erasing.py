@@ -23,6 +23,7 @@ from server.datasets.dataset import Dataset
 from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from server.datasets.provenance.documents import documents_of
 from server.datasets.redactions import erasing, list_file
+from server.datasets.redactions.erased_files import locked_records
 from server.datasets.redactions.redacted_rows import CurrentRows, Redactor
 from server.datasets.sources import DatasetSource, parse_datasets
 from server.storage.borders import Delimiters
@@ -33,6 +34,7 @@ from server.verify import main as verify
 from tests.conftest import ROOT, WriteTokens
 from tests.server.conftest import look_at_all
 from tests.server.datasets.redactions import kills
+from tests.support.redacted_corpora import begin_erasure, write_lists
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import CorpusChanged, Deleted, InvalidCorpus
 from tokenfeed.sampling import orders
@@ -70,6 +72,10 @@ def known(dataset: Dataset) -> tuple[bytes, bytes, str]:
 def tokens_of(dataset: Dataset, file: int, first: int, end: int) -> list[int]:
     spans = Spans(end - first, *(np.array([number]) for number in (0, file, first)))
     return gather_block(dataset.store, spans).tokens[0].tolist()
+
+
+def opened(*paths: Path) -> Dataset:
+    return kills.opened([*paths])
 
 
 def redact(*words: object) -> None:
@@ -441,8 +447,8 @@ def test_nothing_is_mapped_once_a_dataset_is_closed(
     path = write_tokens(np.arange(256, 5256))
     dataset = open_(path)
     redact(path, "--range=0:5:11", *ERASE)
-    assert dataset.taken_up is not None
-    is_erased_file = dataset.taken_up.is_erased_file
+    assert dataset.replacements is not None
+    is_erased_file = dataset.replacements.is_erased_file
 
     def closing_meanwhile(*arguments: Any) -> bool:
         found = is_erased_file(*arguments)
@@ -678,7 +684,7 @@ def test_a_list_elsewhere_is_used(open_: Open, write_tokens: WriteTokens, tmp_pa
 
 @pytest.mark.parametrize(
     ("call", "number", "state"),
-    [("pwrite", 1, "old"), ("pwrite", 12_000, "old"), ("replace", 5, "mixed")],
+    [("pwrite", 1, "old"), ("pwrite", 20, "old"), ("replace", 4, "mixed")],
 )
 def test_a_killed_erasure_is_finished(tmp_path: Path, call: str, number: int, state: str) -> None:
     """In the middle of a copy, of a write, and between two files."""
@@ -692,10 +698,38 @@ def test_an_erasure_that_is_killed_at_twenty_moments_is_finished() -> None:
     assert kills.main(["--kills", "20"]) == 0
 
 
-def test_two_commands_do_not_replace_one_file_at_once(
+def test_of_two_commands_at_once_one_waits_and_is_refused(
+    write_tokens: WriteTokens, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a list of its own, and neither may undo what the other one erases."""
+    path, place = write_tokens(np.arange(1, 300), "s/a.bin"), tmp_path / "list"
+    codes: list[int] = []
+    other = threading.Thread(
+        target=lambda: codes.append(
+            main([str(path), "--range=0:50:60", "--list", str(place), *ERASE])
+        )
+    )
+    with locked_records([str(path)]):
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()
+        with closing(opened(path)) as dataset:
+            write_lists(dataset, 0, [(0, 5, 9)])
+        with closing(opened(path)) as dataset:
+            content = begin_erasure(dataset)
+            erasing.replace_files(content, dataset.store)
+    other.join()
+
+    assert codes == [1]
+    assert "has erased tokens" in capsys.readouterr().err
+    assert not place.exists()
+    assert np.flatnonzero(np.fromfile(path, "<u2") == 0).tolist() == [5, 6, 7, 8]
+
+
+def test_a_file_that_another_process_replaces_is_left_alone(
     write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Datasets may share files, and each has a list of its own."""
+    """Folders that are one, by links or mounts, have one record each, but the copy has one name."""
     path = write_tokens(np.arange(1, 300))
     before = path.read_bytes()
     copy = path.parent / f".{path.name}.tokenfeed-erasing"
@@ -706,3 +740,77 @@ def test_two_commands_do_not_replace_one_file_at_once(
     assert path.read_bytes() == before
     redact(path, "--range=0:5:9", *ERASE)
     assert not copy.exists()
+
+
+def test_a_file_that_cannot_be_replaced_is_named_before_the_list_says_it(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else its rows would be refused, and their tokens would be on the disk."""
+    paths = [write_tokens(np.arange(n, 300), f"s/{n}.bin") for n in (1, 2)]
+    redact(*paths, "--range=0:5:9", "--range=1:5:9")
+    (listed,) = paths[0].parent.glob(".*-redactions.jsonl")
+    before, flags = listed.read_bytes(), fcntl.ioctl
+
+    def immutable(descriptor: int, request: int, argument: Any) -> Any:
+        is_other = os.fstat(descriptor).st_ino == paths[1].stat().st_ino
+        reads_flags = request == 0x80086601
+        return (
+            bytes([0x10, *bytes(7)])
+            if is_other and reads_flags
+            else flags(descriptor, request, argument)
+        )
+
+    with monkeypatch.context() as context:
+        context.setattr(fcntl, "ioctl", immutable)
+        assert main([*map(str, paths), *ERASE]) == 1
+    assert "2.bin: cannot be replaced: it is immutable" in capsys.readouterr().err
+    with monkeypatch.context() as context:
+        context.setattr(erasing, "mount_points", lambda: frozenset({str(paths[1])}))
+        assert main([*map(str, paths), *ERASE]) == 1
+    assert "2.bin: is mounted by itself" in capsys.readouterr().err
+    assert listed.read_bytes() == before
+    assert [0 in np.fromfile(path, "<u2") for path in paths] == [False, False]
+
+
+@pytest.mark.parametrize("fill", [8224, 35615])
+def test_a_file_that_would_look_like_something_else_is_not_erased(
+    write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str], fill: int
+) -> None:
+    """Spaces are text, and so many of 0x8b1f are gzip: no server would open it again."""
+    path = write_tokens(np.arange(40_000, 43_000))
+    before = path.read_bytes()
+
+    assert main([str(path), "--range=0:0:3000", f"--fill={fill}", *ERASE]) == 1
+    assert "--fill: " in (said := capsys.readouterr().err)
+    assert "another format" in said
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("fill", [0, 1])
+def test_a_file_of_nothing_but_the_fill_is_opened(
+    open_: Open, write_tokens: WriteTokens, fill: int
+) -> None:
+    """Beside files of tokens, one of only 0 and 1 is taken for a mask elsewhere."""
+    paths = [write_tokens(np.arange(5, 9000), f"s/{name}.bin") for name in "ab"]
+    before = known(open_(*paths))
+    redact(*paths, "--range=0:0:8995", f"--fill={fill}", *ERASE)
+
+    assert known(open_(*paths)) == before
+
+
+def test_many_ranges_are_read_and_written_in_blocks(
+    open_: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call for each range would take minutes for a million."""
+    path = write_tokens(np.arange(1, 60_001))
+    with closing(opened(path)) as dataset:
+        write_lists(dataset, 0, [(0, first, first + 1) for first in range(0, 60_000, 3)])
+    written: list[int] = []
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *given: written.append(1) or pwrite(*given))
+    redact(path, *ERASE)
+
+    assert len(written) == 2
+    expected = np.arange(1, 60_001)
+    expected[::3] = 0
+    assert np.array_equal(np.fromfile(path, "<u2"), expected)

@@ -13,7 +13,7 @@ import pytest
 from server.datasets.redactions import list_file
 from server.datasets.redactions.list_content import ListContent
 from server.datasets.redactions.list_file import ListedDataset, RedactionLists, read_list
-from server.datasets.redactions.list_writing import locked_list, write_list
+from server.datasets.redactions.list_writing import locked, write_list
 from server.datasets.redactions.ranges import RedactionList, TokenRanges
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
@@ -193,7 +193,7 @@ def test_a_file_that_is_no_list_is_refused(path: str) -> None:
 def test_a_list_that_cannot_be_written_is_an_error_with_the_cure(tmp_path: Path) -> None:
     """The corpus may lie on a file system that is mounted read-only."""
     path = str(tmp_path / "nowhere" / "list.jsonl")
-    with pytest.raises(WriteFailed, match="pass --list"), locked_list(path):
+    with pytest.raises(WriteFailed, match="pass --list"), locked(path):
         pass
     with pytest.raises(WriteFailed, match="pass --list"):
         write_list(path, a_list(5))

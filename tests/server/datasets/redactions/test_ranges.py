@@ -37,6 +37,26 @@ def test_merged_ranges_have_the_same_tokens_in_any_order(
     assert merged.token_count == len(tokens(merged.triples()))
 
 
+@given(TRIPLES, st.integers(0, 40), st.integers(1, 40))
+def test_tokens_of_a_part_are_marked_and_blocks_have_all_of_them(
+    given_ranges: list[tuple[int, int, int]], first: int, count: int
+) -> None:
+    """Files are read in blocks, whatever is between their ranges."""
+    ranges = TokenRanges.of(given_ranges)
+    expected = tokens(given_ranges)
+
+    for file in range(4):
+        marked = ranges.contains(file, first, count).tolist()
+        assert marked == [(file, first + place) in expected for place in range(count)]
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr("server.datasets.redactions.ranges.PIECE_BYTES", 8)
+        blocks = list(ranges.blocks(2))
+    within = [(file, byte) for file, begin, end in blocks for byte in range(begin, end)]
+    assert len(set(within)) == len(within)
+    assert set(within) >= {(file, 2 * token) for file, token in expected}
+    assert all(end - begin <= 8 and begin % 2 == 0 for _, begin, end in blocks)
+
+
 def test_ranges_that_touch_become_one() -> None:
     """The protocol hashes ranges that do not touch."""
     assert TokenRanges.of([(0, 4, 6), (1, 0, 1), (0, 6, 9)]).triples() == [(0, 4, 9), (1, 0, 1)]

@@ -23,7 +23,7 @@ from server.datasets import opening
 from server.datasets.content import Scan
 from server.datasets.open_local import open_local
 from server.datasets.opening import TokenChecks
-from server.datasets.redactions.laid_over import Read
+from server.datasets.redactions.overlay import Read
 from server.datasets.shared import scan as shared_scan
 from server.runtime import shared_lock
 from server.storage.store import TokenStore

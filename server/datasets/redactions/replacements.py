@@ -10,11 +10,11 @@ from ...storage.files import OpenFile
 from ...storage.formats import Layout
 from ...storage.store import TokenStore
 from ..content import fingerprint_of_file
-from .laid_over import LaidOver
 from .list_file import RedactionLists
+from .overlay import Overlay
 
 
-class TakeUp:
+class Replacements:
     """Which files a dataset takes up, and which are known to have no erased token. May be asked by
     several threads: at worst, one of them reads a file again.
     """
@@ -48,7 +48,7 @@ class TakeUp:
             return opened.read(layout.first_byte + first_byte, size_bytes)
 
         # Of a large file the fingerprint covers a sample, which may have no token of the ranges.
-        over = LaidOver(read, erasure.ranges.of_file(file), content.fill, layout.dtype)
+        over = Overlay(read, erasure.ranges.of_file(file), content.fill, layout.dtype)
         found = fingerprint_of_file(layout, lambda first, size: read(file, first, size))
         if found == expected.fingerprint and over.is_erased(file):
             return True
@@ -68,7 +68,7 @@ class TakeUp:
             return
         try:
             own = erasure.ranges.of_file(file)
-            over = LaidOver(store.read_served, own, content.fill, store.stored)
+            over = Overlay(store.read_served, own, content.fill, store.stored)
             is_erased = over.is_erased(file)
         except (CorpusChanged, Unreadable):
             return

@@ -20,7 +20,7 @@ Read = Callable[[int, int, int], bytes]
 """`read` or `read_served` of a TokenStore."""
 
 
-class LaidOver:
+class Overlay:
     """Reads bytes of tokens, with one token in place of those in some ranges."""
 
     def __init__(self, read: Read, ranges: TokenRanges, fill: int, stored: Stored) -> None:
@@ -34,20 +34,24 @@ class LaidOver:
 
     def read(self, file: int, first_byte: int, size_bytes: int) -> bytes:
         """Return bytes of a file, counted from its first token.  Raises: what `read` raises."""
-        content = self._read(file, first_byte, size_bytes)
+        return self._over(self._read(file, first_byte, size_bytes), file, first_byte)
+
+    def _over(self, content: bytes, file: int, first_byte: int) -> bytes:
+        """Return bytes of a file, which begin at one of its bytes, as they are once erased."""
+        end_byte = first_byte + len(content)
         of_file = slice(*np.searchsorted(self._ranges.files, (file, file + 1)))
         firsts, ends = self._firsts[of_file], self._ends[of_file]
         first = np.searchsorted(ends, first_byte, side="right")
-        end = np.searchsorted(firsts, first_byte + size_bytes)
+        end = np.searchsorted(firsts, end_byte)
         if first >= end:
             return content
         changed = bytearray(content)
         for begin, stop in zip(firsts[first:end].tolist(), ends[first:end].tolist(), strict=True):
-            begin, stop = max(begin, first_byte), min(stop, first_byte + size_bytes)
-            changed[begin - first_byte : stop - first_byte] = self.filled(begin, stop)
+            begin, stop = max(begin, first_byte), min(stop, end_byte)
+            changed[begin - first_byte : stop - first_byte] = self._filled(begin, stop)
         return bytes(changed)
 
-    def filled(self, first_byte: int, end_byte: int) -> bytes:
+    def _filled(self, first_byte: int, end_byte: int) -> bytes:
         """Return the bytes of erased tokens, which may begin or end within one."""
         skipped = first_byte % len(self._fill)
         tokens = -(-(skipped + end_byte - first_byte) // len(self._fill))
@@ -57,10 +61,11 @@ class LaidOver:
         """Return whether a file has the fill in place of all its ranges.  Raises: what `read`
         raises.
         """
-        return all(
-            self._read(file, first, end - first) == self.filled(first, end)
-            for _, first, end in self._ranges.of_file(file).pieces(self._token_bytes)
-        )
+        for _, first, end in self._ranges.of_file(file).blocks(self._token_bytes):
+            content = self._read(file, first, end - first)
+            if self._over(content, file, first) != content:
+                return False
+        return True
 
 
 def files_left(store: TokenStore, content: ListContent) -> list[str]:
@@ -70,7 +75,7 @@ def files_left(store: TokenStore, content: ListContent) -> list[str]:
     """
     if content.erasure is None:
         return []
-    over = laid_over(store, store.read, content)
+    over = overlay_of(store, store.read, content)
     return [
         os.path.basename(store.shards[one.file].path)
         for one in content.erasure.files
@@ -78,7 +83,7 @@ def files_left(store: TokenStore, content: ListContent) -> list[str]:
     ]
 
 
-def laid_over(store: TokenStore, read: Read, content: ListContent) -> LaidOver:
+def overlay_of(store: TokenStore, read: Read, content: ListContent) -> Overlay:
     """Return what lays the erased ranges of a list over its dataset.  content: with an erasure."""
     assert content.erasure is not None
-    return LaidOver(read, content.erasure.ranges, content.fill, store.stored)
+    return Overlay(read, content.erasure.ranges, content.fill, store.stored)
