@@ -124,7 +124,7 @@ class Redacting:
                 return _listed(dataset, _content_of(dataset))
         path = self._path()
         with locked(path), locked_records(self.source.paths if erases else ()):
-            if erases and read_list(path) is None:
+            if erases and asked.is_nothing and read_list(path) is None:
                 with closing(self._open_tokens()) as store:
                     erasing.adopt(path, store, self._delimiters(store))
             with closing(self._open()) as dataset:

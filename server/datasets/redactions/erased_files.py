@@ -74,21 +74,15 @@ def record(store: TokenStore, erasure: Erasure, fill: int) -> None:
         of_folder.setdefault(folder, []).append(found)
     for folder, new in of_folder.items():
         place = os.path.join(folder, RECORD)
-        by_name = {each.name: each for each in new}
-        known = _read(place)
-        kept = [each for each in known if not _is_within(each, by_name.get(each.name))]
-        lines = (f"{json.dumps(each.line())}\n" for each in (*kept, *new))
+        # An earlier one with fewer ranges stays: this erasure may end before it comes to its file.
+        known = [json.dumps(each.line()) for each in _read(place)]
+        lines = dict.fromkeys((*known, *(json.dumps(each.line()) for each in new)))
+        if len(lines) == len(known):
+            continue
         try:
-            replace_file(place, "".join(lines).encode())
+            replace_file(place, "".join(f"{line}\n" for line in lines).encode())
         except OSError as error:
             raise WriteFailed(place, f"cannot be written: {error.strerror}") from error
-
-
-def _is_within(one: _Record, other: _Record | None) -> bool:
-    """Return whether a record says nothing that another one of the same file does not say."""
-    if other is None or one.fill != other.fill:
-        return False
-    return one.ranges.union(other.ranges).token_count == other.ranges.token_count
 
 
 def require_listed(store: TokenStore, path: str, content: ListContent | None) -> None:
@@ -103,8 +97,8 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
             store.shards[found.file].path,
             f"has erased tokens, as {found.place} says, and {path}, the list of this dataset, does "
             "not. If tokenfeed redact runs now, wait for it. Else restore this list, pass another "
-            "one with --redactions, open all files of the dataset that was erased, restore the "
-            "file, or let tokenfeed redact --erase make a list for these files if they have none",
+            "one with --redactions, open all files of the dataset that was erased, or restore the "
+            "file. If these files have no list, tokenfeed redact --erase makes them a new dataset",
         )
 
 

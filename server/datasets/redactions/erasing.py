@@ -16,6 +16,7 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -128,6 +129,11 @@ def adopt(path: str, store: TokenStore, delimiters: Sequence[int]) -> None:
         when=now(),
     )
     write_list(path, replace(listed, erasure=erasure))
+    _LOG.warning(
+        "tokens of these files were erased as those of another dataset: from now on this one is a "
+        "new dataset, with the fingerprint %s",
+        listed.fingerprint.hex(),
+    )
 
 
 def replace_files(content: ListContent, store: TokenStore) -> int:
@@ -315,25 +321,14 @@ def _new_copy(original: OpenFile) -> Iterator[int]:
                 own = os.fstat(descriptor)
                 if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
                     os.fchown(descriptor, status.st_uid, status.st_gid)
-                _copy_attributes(original.descriptor, descriptor)
-                os.fchmod(descriptor, status.st_mode & 0o7777)
+                shutil.copystat(original.path, path)
+                os.utime(descriptor)  # it is another content than at the time of the original
                 yield descriptor
             finally:
                 if _has_name(path, descriptor):
                     os.unlink(path)
         finally:
             os.close(descriptor)
-
-
-def _copy_attributes(original: int, copy: int) -> None:
-    """Copy the extended attributes of a file, as access control lists are.  Raises: OSError."""
-    try:
-        names = os.listxattr(original)
-    except OSError:
-        return  # of a file system without them
-    for name in names:
-        if not name.startswith(("security.", "trusted.")):  # these are set by the system
-            os.setxattr(copy, name, os.getxattr(original, name))
 
 
 def _has_name(path: str, descriptor: int) -> bool:

@@ -684,7 +684,7 @@ def test_a_list_elsewhere_is_used(open_: Open, write_tokens: WriteTokens, tmp_pa
 
 @pytest.mark.parametrize(
     ("call", "number", "state"),
-    [("pwrite", 1, "old"), ("pwrite", 20, "old"), ("replace", 4, "mixed")],
+    [("pwrite", 1, "old"), ("pwrite", 20, "old"), ("replace", 5, "mixed")],
 )
 def test_a_killed_erasure_is_finished(tmp_path: Path, call: str, number: int, state: str) -> None:
     """In the middle of a copy, of a write, and between two files."""
@@ -772,15 +772,14 @@ def test_a_file_that_cannot_be_replaced_is_named_before_the_list_says_it(
     assert [0 in np.fromfile(path, "<u2") for path in paths] == [False, False]
 
 
-@pytest.mark.parametrize("fill", [8224, 35615])
 def test_a_file_that_would_look_like_something_else_is_not_erased(
-    write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str], fill: int
+    write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Spaces are text, and so many of 0x8b1f are gzip: no server would open it again."""
+    """8224 is two spaces, and so many of them are text, which no server would open again."""
     path = write_tokens(np.arange(40_000, 43_000))
     before = path.read_bytes()
 
-    assert main([str(path), "--range=0:0:3000", f"--fill={fill}", *ERASE]) == 1
+    assert main([str(path), "--range=0:0:3000", "--fill=8224", *ERASE]) == 1
     assert "--fill: " in (said := capsys.readouterr().err)
     assert "another format" in said
     assert path.read_bytes() == before
