@@ -25,7 +25,7 @@ from .cli.dataset_options import (
 from .datasets.content import full_digest
 from .datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from .datasets.redactions.describing import described_lists
-from .datasets.redactions.opening import settled
+from .datasets.redactions.opening import read_as_erased
 from .datasets.redactions.overlay import files_left
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
@@ -77,7 +77,7 @@ def verify(
         known = store.kept_digest()
         listed = None if dataset.redactions is None else dataset.redactions.content
         erasure = None if listed is None else listed.erasure
-        content_digest = full_digest(store, settled(store, store.read, listed))
+        content_digest = full_digest(store, read_as_erased(store, store.read, listed))
         if erasure is not None:
             if erasure.digest and content_digest != erasure.digest:
                 problem = "the tokens are neither the original ones, nor those after an erasure"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -11,7 +11,7 @@ from tokenfeed.errors import InvalidRequest
 
 from ..device.loaders import require_own_batches
 from ..device.widening import Batch
-from ..feed.mixture.recipe import Mixture
+from ..feed.mixture.recipe import Mixture, lists_by_dataset
 from ..feed.options import SharedOptions, checked, takes
 from ..feed.stats import FeedStats
 from ..runtime.arguments import shown, text
@@ -59,7 +59,7 @@ def validation_feeds(
     """
     given: ValidationOptions = {"order": _ORDER, **options}
     names, listed = _names(sources), checked(ValidationOptions, given, "validation_feeds")
-    lists = _lists_by_name(names, listed["redactions"])
+    lists = lists_by_dataset(names, listed["redactions"])
 
     def feed_of(name: str) -> RemoteBatches:
         own: ValidationOptions = {**given, "redactions": lists.get(name)}
@@ -156,28 +156,6 @@ class ValidationFeeds(Mapping[str, WholeDataset]):
     def __repr__(self) -> str:
         """Show the feeds."""
         return f"<ValidationFeeds {self._datasets}>"
-
-
-def _lists_by_name(
-    names: Sequence[str], given: str | Mapping[str, str] | None
-) -> Mapping[str, str]:
-    """Return the list of redactions of each dataset that has one, by its name.  Raises:
-    InvalidRequest.
-    """
-    if given is None:
-        return {}
-    if isinstance(given, str):
-        if len(names) > 1:
-            problem = "is one list, but there are several datasets; pass a dict with their names"
-            raise InvalidRequest("redactions", problem)
-        return {names[0]: given}
-    if not isinstance(given, Mapping):
-        problem = f"is {type(given).__name__}; pass a dict with the names of datasets"
-        raise InvalidRequest("redactions", problem)
-    if unknown := [name for name in given if name not in names]:
-        problem = f"{shown(unknown[0])} is not one of the datasets, {', '.join(names)}"
-        raise InvalidRequest("redactions", problem)
-    return given
 
 
 def _names(sources: Iterable[str] | Mixture) -> list[str]:

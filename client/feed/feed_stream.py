@@ -39,6 +39,7 @@ from .mixture.recipe import (
     Mixture,
     checked_weights,
     limits_of,
+    lists_by_dataset,
     long_argument,
     read_list,
 )
@@ -477,22 +478,8 @@ def _redacted(definition: Definition, given: str | Mapping[str, str] | None) -> 
     """Return a definition with redactions that are in force from sample 0 on, as a user passed
     them.  Raises: InvalidRequest.
     """
-    if given is None:
-        return definition
-    names = ", ".join(each.dataset for each in definition.stream.sources)
-    if isinstance(given, str):
-        if definition.is_mixture:
-            problem = f"is one list; pass a dict with names of datasets, of {names}"
-            raise InvalidRequest("redactions", problem)
-        given = {definition.stream.source.dataset: given}
-    if not isinstance(given, Mapping):
-        problem = f"is {type(given).__name__}; pass the hash of a list, or a dict of them"
-        raise InvalidRequest("redactions", problem)
-    known = {each.dataset for each in definition.stream.sources}
-    for dataset, digits in given.items():
-        if dataset not in known:
-            problem = f"{arguments.shown(dataset)} is not one of the datasets, {names}"
-            raise InvalidRequest("redactions", problem)
+    names = [each.dataset for each in definition.stream.sources]
+    for dataset, digits in lists_by_dataset(names, given).items():
         definition = definition.with_redaction(dataset, 0, read_list("redactions", digits))
     return definition
 

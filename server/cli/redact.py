@@ -80,13 +80,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="with --erase, if the format does not know its documents: no server of the dataset "
         "finds them by a --document-end-token or --document-start-token",
     )
-    add(
+    several(
         "--wait",
-        nargs="+",
-        default=[],
         metavar="HOST:PORT",
-        help="with --erase: say when each of these servers has taken up the new files, and has no "
-        "erased token mapped or open any more",
+        help="with --erase: say when this server has taken up the new files, and has no erased "
+        "token mapped or open any more; may be given several times",
     )
     add(
         "--wait-seconds",

@@ -19,9 +19,9 @@ from ..datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from ..datasets.provenance.documents import DatasetDocuments, Document, documents_of
 from ..datasets.redactions import erasing
 from ..datasets.redactions.describing import described_lists
-from ..datasets.redactions.erased_files import locked_records
+from ..datasets.redactions.erased_files import locked_records, require_listed
 from ..datasets.redactions.list_content import RANGES_MAX, REASON_CHARACTERS_MAX, ListContent
-from ..datasets.redactions.list_file import RedactionLists, read_list
+from ..datasets.redactions.list_file import RedactionLists
 from ..datasets.redactions.list_writing import locked, now, write_list
 from ..datasets.redactions.opening import list_path
 from ..datasets.redactions.ranges import RedactionList, TokenRanges, Triple
@@ -123,14 +123,9 @@ class Redacting:
             with closing(self._open()) as dataset:
                 return _listed(dataset, _content_of(dataset))
         path = self._path()
-        with locked(path), locked_records(self.source.paths if erases else ()):
-            if erases and asked.is_nothing and read_list(path) is None:
-                with closing(self._open_tokens()) as store:
-                    erasing.adopt(path, store, self._delimiters(store))
+        with locked(path):
             with closing(self._open()) as dataset:
                 content = self._added(path, dataset, asked, erases, has_no_delimiter)
-                if erases:
-                    erasing.replace_files(content, dataset.store)
             if erases:
                 with closing(self._open_tokens()) as store:
                     erasing.keep_digest(content, store)
@@ -153,7 +148,7 @@ class Redacting:
     def _added(
         self, path: str, dataset: Dataset, asked: Asked, erases: bool, has_no_delimiter: bool
     ) -> ListContent:
-        """Return the list with what is asked for, and with an erasure if it erases; written."""
+        """Return the list with what is asked for, written; if it erases, with all of it erased."""
         delimiters = self._delimiters(dataset.store)
         content = _content_of(dataset) if asked.is_nothing else _longer(dataset, asked, delimiters)
         if erases:
@@ -166,9 +161,15 @@ class Redacting:
             problem = f"token {content.fill} would replace others, but it separates documents"
             raise InvalidRequest("--fill", f"{problem}; pass another one, and --list FILE")
         if erases:
-            return erasing.begin(path, content, dataset.store, dataset.digest, delimiters)
+            listed = content.list_of(len(content.additions)).ranges
+            files = {dataset.store.shards[file].path for file in np.unique(listed.files).tolist()}
+            with locked_records(files):
+                require_listed(dataset.store, path, content)
+                content = erasing.begin(path, content, dataset.store, dataset.digest, delimiters)
+                erasing.replace_files(content, dataset.store)
+            return content
         if content is not _lists_of(dataset).content:
-            write_list(path, content)
+            write_list(path, content, dataset.store.shards[0].path)
         return content
 
     def _delimiters(self, store: TokenStore) -> list[int]:

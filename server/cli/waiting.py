@@ -6,12 +6,22 @@ import logging
 import time
 from collections.abc import Sequence
 
-from tokenfeed.errors import InvalidRequest, TokenfeedError, Unreachable, listed
+from tokenfeed.errors import (
+    ContractMismatch,
+    Forbidden,
+    InvalidRequest,
+    TokenfeedError,
+    Unauthenticated,
+    Unreachable,
+    listed,
+)
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 _PAUSE_SECONDS = 1.0
+_CALL_SECONDS = 5.0
+_AGAIN = "the files are erased, run it again to wait"
 _WAIT_SECONDS_MAX = 86_400.0
 
 
@@ -28,11 +38,13 @@ def require_wait(servers: Sequence[str], seconds: float, *, erases: bool) -> Non
         raise InvalidRequest("--wait", "waits for an erasure; pass --erase too")
     try:
         from client.transport.addresses import require_address
+        from client.transport.credentials import with_environment
     except ModuleNotFoundError as error:
         problem = "asks servers as a client does, which is not installed here"
         raise InvalidRequest("--wait", f"{problem} ({error.name})") from None
     for server in servers:
         require_address(server)
+    with_environment()  # whose files may be wrong
 
 
 def wait_for_servers(
@@ -51,8 +63,11 @@ def wait_for_servers(
     left = dict.fromkeys(servers, "")
     while True:
         for server in list(left):
+            timeout = max(0.1, min(_CALL_SECONDS, began + seconds - time.monotonic()))
             try:
-                found = describe(server, timeout_seconds=5.0, credentials=credentials).datasets
+                found = describe(server, timeout_seconds=timeout, credentials=credentials).datasets
+            except (Unauthenticated, Forbidden, ContractMismatch) as error:
+                raise Unreachable("--wait", f"{server}: {error}; {_AGAIN}") from error
             except TokenfeedError as error:
                 left[server] = f"{server}: {error}"
                 continue
@@ -66,7 +81,7 @@ def wait_for_servers(
             return
         if time.monotonic() - began > seconds:
             problem = f"{listed(list(left.values()))}, after {seconds:g} s"
-            raise Unreachable("--wait", f"{problem}; the files are erased, run it again to wait")
+            raise Unreachable("--wait", f"{problem}; {_AGAIN}")
         time.sleep(_PAUSE_SECONDS)
 
 

@@ -28,7 +28,7 @@ from ..storage.store import Submit, TokenStore, run_inline
 from .content import Content, fingerprint_of
 from .loss_masks import LossMask
 from .redactions.list_file import RedactionLists
-from .redactions.opening import original_digest, settled
+from .redactions.opening import original_digest, read_as_erased
 from .redactions.replacements import Replacements
 from .shared.rows import rows_once
 
@@ -142,7 +142,7 @@ class Dataset:
         if self.redactions is not None:
             described.redaction_lists.extend(self.redactions.hashes)
         if self.replacements is not None:
-            described.erased_list = self.replacements.list_hash()
+            described.erased_list = self.replacements.erased_list()
         if (known := self.documents) is not None:
             described.documents.CopyFrom(
                 pb.Documents(count=known.count, file_count=known.file_count)
@@ -202,7 +202,7 @@ class Dataset:
         """
         self.store.poll_file(shard, partial(self._same_content, stopped), submit)
         if self.replacements is not None:
-            self.replacements.note(self.store, shard)
+            self.replacements.check_served(self.store, shard)
 
     def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
         """Return whether the content that the fingerprint covers is unchanged; None if it cannot be
@@ -216,7 +216,7 @@ class Dataset:
             expected = erasure.fingerprint if erasure else self.fingerprint
             if expected == before:
                 return False  # no erasure has begun meanwhile
-            read = settled(self.store, self.store.read_served, listed)
+            read = read_as_erased(self.store, self.store.read_served, listed)
             blocks = []
             try:
                 for block in Content(self.store, read).hashed():

@@ -313,18 +313,27 @@ class LocalBlocks:
             spans = self._spans = self._rows.take(self._next_row_count())
             self._row += len(spans)
         try:
-            block = self._gathered(spans)
+            block, count = self._intact(spans)
         except Deleted as error:
-            intact = error.row - spans.whole.first_row
-            if not intact:
-                sample = self._request.position.sample_of(self._row - len(spans))
-                raise error.at_sample(sample) from None
-            self._spans = spans[intact:]
-            return self._gathered(spans[:intact])
+            sample = self._request.position.sample_of(self._row - len(spans))
+            raise error.at_sample(sample) from None
         except (CorpusChanged, Unreadable) as error:
             raise type(error)(error.subject, _for_readers(error.problem)) from None
-        self._spans = None
+        self._spans = spans[count:] if count < len(spans) else None
         return block
+
+    def _intact(self, spans: Spans) -> tuple[RowBlock, int]:
+        """Return the rows before the first one that needs deleted tokens, and how many they are.
+        Raises: Deleted if that is the first of all; CorpusChanged, Unreadable.
+        """
+        try:
+            return self._gathered(spans), len(spans)
+        except Deleted as error:
+            count = error.row - spans.whole.first_row
+            if not count:
+                raise
+        # More of these rows may be deleted by now.
+        return self._intact(spans[:count])
 
     def _gathered(self, spans: Spans) -> RowBlock:
         return self._current.gathered(lambda rows: gather_block(rows, spans, self._part.planes))

@@ -32,7 +32,7 @@ from .redactions.opening import (
     log_lists,
     opened_lists,
     original_digest,
-    settled,
+    read_as_erased,
     warn_of_delimiters,
 )
 from .redactions.replacements import Replacements
@@ -161,7 +161,7 @@ def dataset_of(
     the list of redacted tokens; None if there can be none.
     """
     listed = None if redactions is None else read_list(redactions)
-    read = settled(store, store.read, listed)
+    read = read_as_erased(store, store.read, listed)
     scan = partial(scan_content, store, checks, read)
     checked = (checks, listed and listed.erasure and listed.erasure.fingerprint)
     found = scan_once(store, checked, scan, stopped) if share else scan(stopped)
@@ -171,7 +171,7 @@ def dataset_of(
         replacements = Replacements(lists)
         store.allow_replacement(replacements.is_erased_file)
         for erased in listed.erasure.files if listed is not None and listed.erasure else ():
-            replacements.note(store, erased.file)
+            replacements.check_served(store, erased.file)
     if not found.digest and split is None:
         found = replace(found, digest=original_digest(listed, store.kept_digest()))
     store.narrow(found.token_max)
@@ -241,7 +241,7 @@ def scan_content(
 ) -> Scan:
     """Read the content of a store as far as the fingerprint covers it, or the checks need it.
 
-    read: `read` of the store, or what `settled` returns.  Raises: InvalidCorpus.
+    read: `read` of the store, or what `read_as_erased` returns.  Raises: InvalidCorpus.
     """
     content = Content(store, read, stopped)
     whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX

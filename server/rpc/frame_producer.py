@@ -86,7 +86,11 @@ class FrameProducer:
         except Deleted as error:
             row = error.row - spans.whole.first_row
             deleted = error.at_sample(self.request.position.sample_of(stream_row + row))
-        return self._frames(spans[:row], stream_row, connection) if row else [], deleted
+        if not row:
+            return [], deleted
+        # More of these rows may be deleted by now.
+        frames, earlier = self._frames_before_deleted(spans[:row], stream_row, connection)
+        return frames, earlier or deleted
 
     def _frames(self, spans: Spans, stream_row: int, connection: Connection) -> list[MadeFrame]:
         """Return rows as frames, nearly always one.  stream_row: of the first row."""

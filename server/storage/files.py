@@ -125,10 +125,11 @@ def read_regular(path: str, bytes_max: int) -> bytes:
         return file.read(bytes_max)
 
 
-def replace_file(path: str, content: bytes, mode: int = 0o666) -> None:
+def replace_file(path: str, content: bytes, mode: int = 0o666, like: str = "") -> None:
     """Write a small file, durably: whole or not at all; one process at a time.
 
-    mode: of a new file, before the umask.  Raises: OSError.
+    mode: of a new file, before the umask.  like: path of a file that may be read and written by
+    those who may read and write this one; "" if there is none.  Raises: OSError.
     """
     partial = f"{path}.partial"
     with suppress(FileNotFoundError):
@@ -137,6 +138,11 @@ def replace_file(path: str, content: bytes, mode: int = 0o666) -> None:
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with open(descriptor, "wb") as file:
         file.write(content)
+        if like:
+            known = os.stat(like)
+            os.fchmod(descriptor, known.st_mode & 0o666)
+            with suppress(PermissionError):
+                os.fchown(descriptor, known.st_uid, known.st_gid)
         file.flush()
         os.fsync(descriptor)
     os.replace(partial, path)

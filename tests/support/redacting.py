@@ -13,7 +13,7 @@ def redact(
     paths: Sequence[Path], *ranges: tuple[int, int, int], fill: int = 0, erase: bool = False
 ) -> str:
     """Add ranges of (file, first token, end token) to the list of a corpus, and return its hash;
-    on request overwrite its tokens in the files.
+    on request replace the files that have its tokens.
     """
     words = [f"--range={':'.join(map(str, each))}" for each in ranges]
     words += ["--fill", str(fill), *(["--erase", "--no-delimiter"] if erase else [])]

@@ -419,6 +419,29 @@ def checked_weights(weights: Any, block: int | None) -> dict[str, int]:
     return block_weights(weights, block)
 
 
+def lists_by_dataset(
+    names: Sequence[str], given: str | Mapping[str, str] | None
+) -> Mapping[str, str]:
+    """Return the hash of a list of redactions for each dataset that has one, by its name.
+
+    names: of the datasets; "" for the only one of a server.  given: by a user.
+    Raises: InvalidRequest.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, str) and len(names) == 1:
+        return {names[0]: given}
+    if not isinstance(given, Mapping):
+        problem = f"{shown(given)} is not a dict of hashes by the names of datasets"
+        raise InvalidRequest("redactions", problem)
+    for name in given:
+        if name not in names:
+            known = ", ".join(names) or "which has no name here: pass the hash alone"
+            problem = f"{shown(name)} is not one of the datasets, {known}"
+            raise InvalidRequest("redactions", problem)
+    return given
+
+
 def read_list(name: str, value: str | None) -> bytes:
     """Return the 32 bytes of the hash of a redaction list that a user passed.
 

@@ -7,8 +7,9 @@ list_writing.py     a list file is written whole, by one process at a time
 opening.py          which lists a dataset has, and what it was before its bytes were erased
 covering.py         which tokens of the rows of a stream these lists cover
 redacted_rows.py    rows in which they are replaced
-overlay.py        tokens as they are once some are erased
+overlay.py          tokens as they are once some are erased
 erased_files.py     what is recorded beside the files of which tokens were erased
-erasing.py          overwrites them on disk
+erasing.py          replaces files by new ones without these tokens
+replacements.py     finds such files in the place of those that are served
 describing.py       what an operator is told of them
 """

@@ -69,18 +69,21 @@ def record(store: TokenStore, erasure: Erasure, fill: int) -> None:
     of_folder: dict[str, list[_Record]] = {}
     for erased in erasure.files:
         folder, name = os.path.split(os.path.realpath(store.shards[erased.file].path))
-        triples = erasure.ranges.of_file(erased.file).triples()
-        found = _Record(name, fill, TokenRanges.of([(0, *each[1:]) for each in triples]))
-        of_folder.setdefault(folder, []).append(found)
+        ranges = erasure.ranges.of_file(erased.file)
+        ranges = replace(ranges, files=np.zeros_like(ranges.files))
+        of_folder.setdefault(folder, []).append(_Record(name, fill, ranges))
     for folder, new in of_folder.items():
         place = os.path.join(folder, RECORD)
-        # An earlier one with fewer ranges stays: this erasure may end before it comes to its file.
+        # An earlier one with fewer ranges stays: of a file that this erasure does not come to.
         known = [json.dumps(each.line()) for each in _read(place)]
         lines = dict.fromkeys((*known, *(json.dumps(each.line()) for each in new)))
         if len(lines) == len(known):
             continue
+        content = "".join(f"{line}\n" for line in lines).encode()
         try:
-            replace_file(place, "".join(f"{line}\n" for line in lines).encode())
+            if len(content) > BYTES_MAX:
+                raise OSError(None, f"it would have {len(content)} bytes, more than {BYTES_MAX}")
+            replace_file(place, content, like=os.path.join(folder, new[0].name))
         except OSError as error:
             raise WriteFailed(place, f"cannot be written: {error.strerror}") from error
 
@@ -91,19 +94,30 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
 
     path, content: of the list; None if there is none.
     """
-    own = None if content is None else content.erasure
-    for found in erased_parts(store, TokenRanges.of(()) if own is None else own.ranges):
-        raise InvalidCorpus(
-            store.shards[found.file].path,
-            f"has erased tokens, as {found.place} says, and {path}, the list of this dataset, does "
-            "not. If tokenfeed redact runs now, wait for it. Else restore this list, pass another "
-            "one with --redactions, open all files of the dataset that was erased, or restore the "
-            "file. If these files have no list, tokenfeed redact --erase makes them a new dataset",
-        )
+    erasure = None if content is None else content.erasure
+    listed = TokenRanges.of(()) if erasure is None else erasure.ranges
+    for found in _recorded(store):
+        own = listed.of_file(found.file)
+        if own.union(found.ranges).token_count == own.token_count:
+            continue
+        try:
+            found.ranges.require_within(store.shape.token_counts)
+        except ValueError:
+            continue  # another file of this name
+        if found.fill > np.iinfo(store.stored).max:
+            continue  # likewise
+        if Overlay(store.read, found.ranges, found.fill, store.stored).is_erased(found.file):
+            raise InvalidCorpus(
+                store.shards[found.file].path,
+                f"has erased tokens, as {found.place} says, and {path}, the list of this dataset, "
+                "does not. If tokenfeed redact runs now, wait for it. Else restore this list, pass "
+                "another one with --redactions, open all files of the dataset that was erased, or "
+                "restore the file",
+            )
 
 
-class ErasedPart(NamedTuple):
-    """What a record says of a file of a dataset, and is true of it.
+class _RecordOfFile(NamedTuple):
+    """What a record says of a file of a dataset.
 
     file: its number.  ranges: in this file.  fill: the token that is there.  place: of the record.
     """
@@ -114,24 +128,7 @@ class ErasedPart(NamedTuple):
     place: str
 
 
-def erased_parts(store: TokenStore, listed: TokenRanges) -> Iterator[ErasedPart]:
-    """Yield what was erased of the files of a dataset, and is not listed.
-
-    listed: ranges that its list says are erased.  Raises: InvalidCorpus if a record is damaged.
-    """
-    for found in _recorded(store):
-        own = listed.of_file(found.file)
-        if own.union(found.ranges).token_count == own.token_count:
-            continue
-        try:
-            found.ranges.require_within(store.shape.token_counts)
-        except ValueError:
-            continue  # another file of this name
-        if Overlay(store.read, found.ranges, found.fill, store.stored).is_erased(found.file):
-            yield found
-
-
-def _recorded(store: TokenStore) -> Iterator[ErasedPart]:
+def _recorded(store: TokenStore) -> Iterator[_RecordOfFile]:
     """Yield what records say of the files of a dataset."""
     files: dict[str, dict[str, list[int]]] = {}
     for file, shard in enumerate(store.shards):
@@ -143,7 +140,7 @@ def _recorded(store: TokenStore) -> Iterator[ErasedPart]:
             for file in names.get(found.name, ()):
                 files_column = np.full(len(found.ranges), file)
                 ranges = replace(found.ranges, files=files_column)
-                yield ErasedPart(file, ranges, found.fill, place)
+                yield _RecordOfFile(file, ranges, found.fill, place)
 
 
 def _read(place: str) -> list[_Record]:

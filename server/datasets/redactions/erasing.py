@@ -27,15 +27,14 @@ from dataclasses import replace
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, WriteFailed
-from tokenfeed.stream.identity import COMPLETE_BYTES_MAX
 
 from ...runtime.exceptions import log_safe_name
 from ...storage.choice import mount_points
 from ...storage.files import OpenFile, open_file, sync_folder
-from ...storage.formats import Layout, recognized
+from ...storage.formats import GIVEN, Layout, recognized
 from ...storage.store import TokenStore
-from ..content import Content, digest_of, fingerprint_of, fingerprint_of_file, full_digest
-from .erased_files import erased_parts, record
+from ..content import Content, fingerprint_of, fingerprint_of_file, full_digest
+from .erased_files import record
 from .list_content import ErasedFile, Erasure, ListContent
 from .list_writing import now, write_list
 from .overlay import Overlay, overlay_of
@@ -54,6 +53,12 @@ _IMMUTABLE_OR_APPEND = 0x10 | 0x20
 """The ioctl that reads the flags of a file which chattr sets, and two of them."""
 _CURE = "and run the same command again"
 _IN_USE = "another tokenfeed redact replaces it now"
+_CURES = {
+    errno.EAGAIN: "wait for it",
+    errno.ENOSPC: "make room",
+    errno.EPERM: "run it as root, or as the owner of the files",
+    errno.EACCES: "run it as root, or as the owner of the files",
+}
 
 
 def begin(
@@ -88,76 +93,31 @@ def begin(
         when=now(),
     )
     written = replace(content, erasure=erasure)
-    write_list(path, written)
+    write_list(path, written, store.shards[0].path)
     return written
 
 
-def adopt(path: str, store: TokenStore, delimiters: Sequence[int]) -> None:
-    """Write a list for a dataset that has none, if tokens of its files were erased as those of
-    another dataset: what is there now is its content from then on, as if it were the original one.
-
-    path: of the list, which is locked, as are the records.  store: of the files.  delimiters: as
-    for `begin`.  Raises: InvalidCorpus, WriteFailed.
-    """
-    parts = list(erased_parts(store, TokenRanges.of(())))
-    if not parts:
-        return
-    fills = sorted({part.fill for part in parts})
-    if len(fills) > 1:
-        problem = f"tokens of these files were replaced by {fills[0]} and by {fills[1]}, and a list"
-        raise InvalidCorpus(path, f"{problem} has one token; open them as several datasets")
-    ranges = TokenRanges.of(()).union(*(part.ranges for part in parts))
-    content = Content(store, store.read)
-    blocks = list(content.hashed())
-    whole = content.size_bytes <= COMPLETE_BYTES_MAX
-    digest = digest_of(store, (block.sha256 for block in blocks)) if whole else b""
-    listed = ListContent(fingerprint_of(store, blocks), fills[0], ())
-    listed = listed.with_addition(ranges, now(), "erased as tokens of another dataset")
-    over = Overlay(store.read, ranges, fills[0], store.stored)
-    erasure = Erasure(
-        list_hash=listed.hashes[-1],
-        ranges=ranges,
-        fingerprint=listed.fingerprint,
-        digest=digest,
-        original_digest=digest,
-        token_max=fills[0],
-        delimiters=tuple(delimiters),
-        files=tuple(
-            ErasedFile(file, _fingerprint(store, over, file))
-            for file in np.unique(ranges.files).tolist()
-        ),
-        when=now(),
-    )
-    write_list(path, replace(listed, erasure=erasure))
-    _LOG.warning(
-        "tokens of these files were erased as those of another dataset: from now on this one is a "
-        "new dataset, with the fingerprint %s",
-        listed.fingerprint.hex(),
-    )
-
-
-def replace_files(content: ListContent, store: TokenStore) -> int:
+def replace_files(content: ListContent, store: TokenStore) -> None:
     """Replace the files that still have tokens which a list says are erased.
 
-    content: of the list, which is locked, with an erasure.  store: of the files as they are.
-    Returns: how many were replaced.  Raises: InvalidCorpus, WriteFailed.
+    content: of the list, with an erasure; the list and the records are locked.  store: of the files
+    as they are.  Raises: InvalidCorpus, InvalidRequest; WriteFailed, and if one of the files cannot
+    be replaced, then none was.
     """
     erasure = content.erasure
     assert erasure is not None
+    over, logged_at = overlay_of(store, store.read, content), time.monotonic()
+    left = [one for one in erasure.files if not over.is_erased(one.file)]
+    _require_replaceable(store, [one.file for one in left], over)
     record(store, erasure, content.fill)
-    over, count, logged_at = overlay_of(store, store.read, content), 0, time.monotonic()
-    for place, erased in enumerate(erasure.files):
-        path = _path_of(store, erased.file)
-        if over.is_erased(erased.file):
-            with _write_errors(path):
-                _remove_unused(_copy_of(path))
-            continue
-        _replace(path, store, erased, over, erasure.ranges.of_file(erased.file))
-        count += 1
+    for erased in erasure.files:
+        with _write_errors(path := _path_of(store, erased.file)):
+            _remove_unused(_copy_of(path))
+    for place, erased in enumerate(left):
+        _replace(store, erased, over, erasure.ranges.of_file(erased.file))
         if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
             logged_at = time.monotonic()
-            _LOG.info("erasing files=%d of=%d", place + 1, len(erasure.files))
-    return count
+            _LOG.info("erasing files=%d of=%d", place + 1, len(left))
 
 
 def keep_digest(content: ListContent, store: TokenStore) -> None:
@@ -237,10 +197,11 @@ def _require_replaceable(store: TokenStore, files: Sequence[int], over: Overlay)
 
 def _require_same_format(file: OpenFile, layout: Layout, number: int, over: Overlay) -> None:
     """Raise InvalidRequest if a file would be taken for something else without some tokens."""
+    if layout.why == GIVEN:
+        return
     first_byte = min(layout.first_byte, len(file.head))
-    changed = over.read(number, 0, min(layout.content_bytes, len(file.head) - first_byte))
-    after = replace(file, head=(file.head[:first_byte] + changed)[: len(file.head)])
-    if recognized(after) is not recognized(file):
+    after = over.read(number, 0, min(layout.content_bytes, len(file.head) - first_byte))
+    if recognized(replace(file, head=file.head[:first_byte] + after)) is not recognized(file):
         problem = f"{file.path} would look like another format with so many of it at its beginning"
         raise InvalidRequest("--fill", f"{problem}; pass another token, and --list FILE")
 
@@ -266,15 +227,15 @@ def _require_one_name(file: OpenFile) -> None:
         raise InvalidCorpus(file.path, f"{problem}; remove them, {_CURE}")
 
 
-def _replace(
-    path: str, store: TokenStore, erased: ErasedFile, over: Overlay, ranges: TokenRanges
-) -> None:
+def _replace(store: TokenStore, erased: ErasedFile, over: Overlay, ranges: TokenRanges) -> None:
     """Replace a file by one without its erased tokens.  Raises: InvalidCorpus, WriteFailed."""
+    path = _path_of(store, erased.file)
     layout, facts = store.shards[erased.file].layout, store.facts[erased.file]
-    with open_file(path) as original, _new_copy(original) as descriptor, _write_errors(path):
+    with open_file(path) as original, _new_copy(original) as descriptor:
         _require_one_name(original)
-        if not _cloned(original.descriptor, descriptor):
-            _copy(original.descriptor, descriptor, original.size_bytes)
+        if not os.fstat(descriptor).st_size:
+            with open(path, "rb") as source, open(descriptor, "wb", closefd=False) as copy:
+                shutil.copyfileobj(source, copy, _COPY_BYTES)
         for file, first, end in ranges.blocks(layout.dtype.itemsize):
             _write(descriptor, layout.first_byte + first, over.read(file, first, end - first))
         os.fsync(descriptor)
@@ -282,12 +243,15 @@ def _replace(
         def read(first: int, size: int) -> bytes:
             return os.pread(descriptor, size, layout.first_byte + first)
 
-        now = os.stat(path)
-        is_same = (now.st_size, now.st_mtime_ns) == (facts.size_bytes, facts.mtime_ns)
-        is_same &= os.path.samestat(now, original.status)
+        status = os.stat(path)
+        is_same = (status.st_size, status.st_mtime_ns) == (facts.size_bytes, facts.mtime_ns)
+        is_same &= os.path.samestat(status, original.status)
         if not is_same or fingerprint_of_file(layout, read) != erased.fingerprint:
             problem = "is not the file whose tokens are erased, or was modified"
             raise InvalidCorpus(path, f"{problem}; restore it, or the list")
+        # Last: a copy that can only be read could not be removed by the next command.
+        shutil.copystat(path, _copy_of(path))
+        os.utime(descriptor)
         os.replace(_copy_of(path), path)
         sync_folder(os.path.dirname(path))
 
@@ -301,8 +265,9 @@ def _copy_of(path: str) -> str:
 
 @contextmanager
 def _new_copy(original: OpenFile) -> Iterator[int]:
-    """Lend the descriptor of a new, empty file beside a file, with its owner, mode and attributes,
-    if there is room for a copy. It is removed at the end, unless it was renamed.
+    """Lend the descriptor of a new file beside a file, of the same owner, if there is room for a
+    copy: with its content where the file system can share that, else empty. It is removed at the
+    end, unless it was renamed.
 
     Raises: WriteFailed.
     """
@@ -313,16 +278,13 @@ def _new_copy(original: OpenFile) -> Iterator[int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _has_name(path, descriptor):
-                raise BlockingIOError(None, _IN_USE)
+                raise BlockingIOError(errno.EAGAIN, _IN_USE)
             try:
                 if not _cloned(original.descriptor, descriptor):
                     _require_room(os.path.dirname(path), original.size_bytes)
-                os.ftruncate(descriptor, 0)
                 own = os.fstat(descriptor)
                 if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
                     os.fchown(descriptor, status.st_uid, status.st_gid)
-                shutil.copystat(original.path, path)
-                os.utime(descriptor)  # it is another content than at the time of the original
                 yield descriptor
             finally:
                 if _has_name(path, descriptor):
@@ -344,14 +306,18 @@ def _remove_unused(copy: str) -> None:
     datasets may share files.
     """
     with suppress(FileNotFoundError):
-        # To be written: on NFS only such a file can be locked.
-        descriptor = os.open(copy, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            # To be written: on NFS only such a file can be locked.
+            descriptor = os.open(copy, os.O_RDWR | flags)
+        except PermissionError:
+            descriptor = os.open(copy, os.O_RDONLY | flags)  # it has its final mode already
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _has_name(copy, descriptor):
                 os.unlink(copy)
         except BlockingIOError:
-            raise OSError(None, _IN_USE) from None
+            raise BlockingIOError(errno.EAGAIN, _IN_USE) from None
         finally:
             os.close(descriptor)
 
@@ -371,31 +337,7 @@ def _require_room(folder: str, size_bytes: int) -> None:
     free_bytes = room.f_bavail * room.f_frsize
     if free_bytes < size_bytes:
         problem = f"a copy of {size_bytes:,} bytes does not fit into {free_bytes:,} free ones"
-        raise OSError(None, problem)
-
-
-def _copy(original: int, copy: int, size_bytes: int) -> None:
-    """Copy a file, but no hole of it.  Raises: OSError."""
-    os.ftruncate(copy, size_bytes)
-    place = 0
-    while (place := _next(original, place, os.SEEK_DATA, size_bytes)) < size_bytes:
-        end = _next(original, place, os.SEEK_HOLE, size_bytes)
-        while place < end:
-            part = os.pread(original, min(_COPY_BYTES, end - place), place)
-            if not part:
-                raise OSError(None, "it became shorter")
-            _write(copy, place, part)
-            place += len(part)
-
-
-def _next(file: int, place: int, kind: int, size_bytes: int) -> int:
-    """Return where data or a hole begins, from a place on; the size if none does."""
-    try:
-        return min(os.lseek(file, place, kind), size_bytes)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            return size_bytes  # no data follows
-        return place if kind == os.SEEK_DATA else size_bytes  # where no hole can be found
+        raise OSError(errno.ENOSPC, problem)
 
 
 @contextmanager
@@ -404,8 +346,9 @@ def _write_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cure = f"make room, or run it as root or as the owner of the files, {_CURE}"
-        raise WriteFailed(path, f"cannot be replaced: {error.strerror}; {cure}") from error
+        cure = _CURES.get(error.errno or 0, "mend that")
+        problem = f"cannot be replaced: {error.strerror}; {cure}, {_CURE}"
+        raise WriteFailed(path, problem) from error
 
 
 def _write(descriptor: int, place: int, content: bytes) -> None:

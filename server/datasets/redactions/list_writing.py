@@ -85,14 +85,18 @@ def _lock(path: str, descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def write_list(path: str, content: ListContent) -> None:
-    """Write a list, durably; only within `locked`.  Raises: InvalidCorpus, WriteFailed."""
+def write_list(path: str, content: ListContent, like: str = "") -> None:
+    """Write a list, durably; only within `locked`.
+
+    like: path of a token file, which those can read who are to read the list.
+    Raises: InvalidCorpus, WriteFailed.
+    """
     try:
         written = content.to_bytes()
     except ValueError as error:
         raise InvalidCorpus(path, str(error)) from error
     try:
-        replace_file(path, written)
+        replace_file(path, written, like=like)
     except OSError as error:
         raise WriteFailed(path, f"cannot be written: {error.strerror}; {_ELSEWHERE}") from error
 

@@ -43,8 +43,8 @@ def opened_lists(
 ) -> tuple[Scan, RedactionLists]:
     """Return what the scan of a store would have found before any erasure, and its lists.
 
-    path, content: of the list file, which may not exist.  found: by a scan of what `settled` reads.
-    vocab_size: None if it is unknown.
+    path, content: of the list file, which may not exist.  found: by a scan of what `read_as_erased`
+    reads.  vocab_size: None if it is unknown.
     Raises: InvalidCorpus if it is of another dataset, or a file was modified.
     """
     require_listed(store, path, content)
@@ -69,7 +69,7 @@ def opened_lists(
     return found, RedactionLists(path, dataset, content)
 
 
-def settled(store: TokenStore, read: Read, content: ListContent | None) -> Read:
+def read_as_erased(store: TokenStore, read: Read, content: ListContent | None) -> Read:
     """Return how to read tokens so that it does not matter which files an erasure has replaced.
 
     read: of the store.  content: of its list; None if there is none.

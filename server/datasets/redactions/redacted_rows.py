@@ -147,23 +147,38 @@ class CurrentRows:
     def __init__(self, wrap: Callable[[], RowStore]) -> None:
         """Wrap at once.  wrap: returns the rows, as `Redactor.wrap`; what it raises is raised."""
         self._wrap = wrap
-        self._exchanges = EXCHANGES.count
-        self._rows = wrap()
-        self._wrapped_at = time.monotonic()
+        self._rows = self._wrapped()
 
     def gathered(self, gather: Callable[[RowStore], Gathered]) -> Gathered:
         """Return what is gathered from the rows, wrapped for what is erased by now, or was a second
         ago; but always for what is erased in the files that were read.
 
-        gather: is called again if a file was exchanged meanwhile. What it raises is raised.
+        gather: is called again if what is erased has changed meanwhile. What it raises is raised.
         """
+        if EXCHANGES.count != self._exchanges or time.monotonic() >= self._wraps_at:
+            self._rows = self._wrapped()
         while True:
-            now, exchanges = time.monotonic(), EXCHANGES.count
-            if exchanges != self._exchanges or now - self._wrapped_at >= _CURRENT_SECONDS:
-                self._rows, self._wrapped_at, self._exchanges = self._wrap(), now, exchanges
-            found = gather(self._rows)
-            if EXCHANGES.count == exchanges:
+            rows = self._rows
+            found = gather(rows)
+            if EXCHANGES.count == self._exchanges:
                 return found
+            # A list says what is erased before a file is exchanged, so that rows which were wrapped
+            # for the same lists had no token of it, whichever of the files was read.
+            self._rows = self._wrapped()
+            if _are_same(self._rows, rows):
+                return found
+
+    def _wrapped(self) -> RowStore:
+        self._exchanges = EXCHANGES.count
+        self._wraps_at = time.monotonic() + _CURRENT_SECONDS
+        return self._wrap()
+
+
+def _are_same(one: RowStore, other: RowStore) -> bool:
+    """Return whether two results of a `Redactor.wrap` redact and refuse the same tokens."""
+    if isinstance(one, RedactedRows) and isinstance(other, RedactedRows):
+        return one.covering is other.covering
+    return one is other
 
 
 class RedactedRows:
@@ -178,7 +193,7 @@ class RedactedRows:
     ) -> None:
         """rows: of the sources that covering was prepared for.  datasets: of each source."""
         self._rows = rows
-        self._covering = covering
+        self.covering = covering
         self._datasets = datasets
         self._found: _Found | None = None
         """Of the rows that were planned last: all their frames need it, for planes and tokens."""
@@ -262,7 +277,7 @@ class RedactedRows:
         """Return what is redacted of all the rows that spans are a part of."""
         whole, found = spans.whole.spans, self._found
         if found is None or found.spans is not whole:
-            found = self._found = _found_in(whole, self._covering.hits(whole))
+            found = self._found = _found_in(whole, self.covering.hits(whole))
         return found
 
     def _error_of(self, found: _Found, place: int) -> Deleted:
@@ -273,7 +288,7 @@ class RedactedRows:
         return Deleted.of(
             dataset.name,
             os.path.basename(dataset.store.shards[shard].path),
-            *self._covering.in_file(segment, source, shard),
+            *self.covering.in_file(segment, source, shard),
             row=int(found.hits.row[place]),
         )
 

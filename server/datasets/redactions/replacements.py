@@ -23,6 +23,7 @@ class Replacements:
         """lists: of the dataset."""
         self._lists = lists
         self._known: dict[int, bytes] = {}
+        self._looked_at: dict[int, tuple[bytes, object]] = {}
         self._refused: dict[int, tuple[object, ...]] = {}
 
     def is_erased_file(self, file: int, layout: Layout, opened: OpenFile) -> bool:
@@ -55,8 +56,8 @@ class Replacements:
         self._refused[file] = facts
         return False
 
-    def note(self, store: TokenStore, file: int) -> None:
-        """Look at a file that is served, unless it is known to have no erased token.
+    def check_served(self, store: TokenStore, file: int) -> None:
+        """Look for erased tokens in a file as it is served, unless that was done.
 
         store: of the dataset.
         """
@@ -64,18 +65,19 @@ class Replacements:
         erasure = None if content is None else content.erasure
         if content is None or erasure is None or erasure.of_file(file) is None:
             return
-        if self._known.get(file) == erasure.list_hash:
+        looked_at = (erasure.list_hash, store.facts[file])
+        if self._looked_at.get(file) == looked_at:
             return
         try:
             own = erasure.ranges.of_file(file)
-            over = Overlay(store.read_served, own, content.fill, store.stored)
-            is_erased = over.is_erased(file)
+            is_erased = Overlay(store.read_served, own, content.fill, store.stored).is_erased(file)
         except (CorpusChanged, Unreadable):
             return
+        self._looked_at[file] = looked_at
         if is_erased:
             self._known[file] = erasure.list_hash
 
-    def list_hash(self) -> bytes:
+    def erased_list(self) -> bytes:
         """Return the hash of the list whose tokens are in no file any more; b"" if there is none,
         or some of its files are not known yet.
         """

@@ -27,6 +27,7 @@ from .layout import (
 __all__ = [
     "FORMATS",
     "FORMAT_NAMES",
+    "GIVEN",
     "ROW_OPTION",
     "ROW_TOKENS_MAX",
     "ROW_TOKENS_MIN",
@@ -63,6 +64,8 @@ FORMAT_NAMES = tuple(sorted(form.NAME for form in FORMATS if form is not unsuppo
 """The values of --format."""
 
 
+GIVEN = "set by --format"
+"""Why a file has a format that was not recognized."""
 _CERTAIN = (raw, npy, litgpt, litdata)
 """These formats cannot match by accident, so their errors do not suggest --format raw."""
 
@@ -84,7 +87,7 @@ def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
     try:
         layout = found.layout(file, options)
         if options.format:
-            layout = replace(layout, why="set by --format")
+            layout = replace(layout, why=GIVEN)
     except InvalidCorpus as error:
         is_certain = found in _CERTAIN or isinstance(error, NoTokens)
         if options.format or is_certain or isinstance(error.__cause__, OSError):

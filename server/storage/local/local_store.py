@@ -266,8 +266,12 @@ class LocalStore(OpenedShards, ABC):
     def _are_wrong_still(self, files: list[int]) -> bool:
         """Compare the sentinels of files again, while none of them is exchanged."""
         with self._sentinel_lock:
-            known, suspects = self._sentinels, np.array(files)
-            found = self._read_bytes(suspects, known.bytes[suspects])
+            suspects = np.array(files)
+            while True:
+                known = self._sentinels
+                found = self._read_bytes(suspects, known.bytes[suspects])
+                if self._sentinels is known:  # a read may open a file again, and exchange it
+                    break
             return any(
                 value != known.values[index] or (not value and self.is_written(index))
                 for index, value in zip(files, found.tolist(), strict=True)
@@ -277,9 +281,11 @@ class LocalStore(OpenedShards, ABC):
         """Search further for the sentinel of a file, to save a stat call for each frame of it. A
         file of zeros needs none: what is cut off, or grown again, is zeros too.
         """
+        shard = self.shards[index]
         found = self.further_sentinel(index)
-        if found is not None:
-            self._set_sentinel(index, *found, is_missing=False)
+        with self._sentinel_lock:
+            if found is not None and self.shards[index] is shard:  # else it was exchanged
+                self._set_sentinel(index, *found, is_missing=False)
 
     def _exchange(self, index: int, file: OpenFile, shard: Shard) -> None:
         """Read from another file of the same size from now on."""

@@ -86,10 +86,10 @@ def test_a_list_is_in_force_for_its_dataset(open_feeds: OpenFeeds, paths: dict[s
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ("ab" * 32, "is one list, but there are several datasets; pass a dict"),
+        ("ab" * 32, "is not a dict of hashes by the names of datasets"),
         ({"web": "ab" * 32}, "'web' is not one of the datasets, web-val, code-val, math-val"),
         ({"web-val": "ab"}, "redactions: 'ab' is not 64"),
-        (5, "redactions: is int; pass a dict with the names"),
+        (5, "redactions: 5 is not a dict of hashes by the names"),
     ],
 )
 def test_lists_that_fit_no_dataset_are_refused(

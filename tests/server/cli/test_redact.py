@@ -298,7 +298,7 @@ def test_servers_that_do_not_take_it_up_are_named(
     """One with another dataset, one that is not there: the erasure itself is done."""
     server = serve("--data", corpus[1])
     words = [corpus[0], "--range=0:100:900", "--erase", *DELIMITER, "--wait-seconds=0.5"]
-    assert main([*words, "--wait", server.address, "127.0.0.1:1"]) == 1
+    assert main([*words, "--wait", server.address, "--wait=127.0.0.1:1"]) == 1
 
     error = capsys.readouterr().err
     assert f"{server.address} does not serve this dataset" in error

@@ -4,6 +4,7 @@ list; and a copy that was erased less than the list says is what it is.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -91,6 +92,18 @@ def test_a_damaged_record_is_refused(files: list[Path], damage: str) -> None:
     assert raised.value.subject == str(place)
 
 
+@pytest.mark.parametrize("fill", [70_000, 9])
+def test_a_record_of_another_file_of_this_name_is_ignored(
+    write_tokens: WriteTokens, fill: int
+) -> None:
+    """Files are named alike in many folders, and may be moved."""
+    path = write_tokens(np.arange(1, 300))
+    record = {"name": path.name, "fill": fill, "ranges": [[5, 9]]}
+    (path.parent / RECORD).write_text(f"{json.dumps(record)}\n")
+
+    assert erased(path) == []
+
+
 def test_each_folder_of_a_dataset_says_what_was_erased_in_it(write_tokens: WriteTokens) -> None:
     """The list lies in the folder of the first file."""
     paths = [write_tokens(np.arange(n, 3000), f"{n}/t.bin") for n in (1, 2)]
@@ -135,19 +148,6 @@ def test_a_list_elsewhere_hides_nothing(write_tokens: WriteTokens, tmp_path: Pat
 
     with pytest.raises(InvalidCorpus, match=UNLISTED), opened(paths[1]):
         pass
-
-
-def test_a_dataset_without_a_list_takes_over_what_another_one_has_erased(
-    files: list[Path], write_tokens: WriteTokens
-) -> None:
-    """It is another dataset from then on: of what it was before, nothing is known."""
-    own = [files[2], files[0]]
-    redact(*own, *ERASE)
-
-    assert erased(*own) == [(1, 1000, 2001)]
-    assert erased(*files[:2]) == [(0, 1000, 2001)]
-    redact(*own, "--range=t3.bin:5:9", *ERASE)
-    assert erased(*own) == [(0, 5, 9), (1, 1000, 2001)]
 
 
 def test_a_file_with_a_name_as_long_as_can_be_is_opened(write_tokens: WriteTokens) -> None:
