@@ -202,12 +202,12 @@ def _require_same_format(file: OpenFile, layout: Layout, number: int, over: Over
     first_byte = min(layout.first_byte, len(file.head))
     after = over.read(number, 0, min(layout.content_bytes, len(file.head) - first_byte))
     if recognized(replace(file, head=file.head[:first_byte] + after)) is not recognized(file):
-        problem = f"{file.path} would look like another format with so many of it at its beginning"
+        problem = f"{file.path} would look like another format with this token at its beginning"
         raise InvalidRequest("--fill", f"{problem}; pass another token, and --list FILE")
 
 
 def _is_immutable(file: OpenFile) -> bool:
-    """Return whether a file cannot be replaced, whoever tries; False where that is unknown."""
+    """Return whether a file cannot be replaced, even by root; False where that is unknown."""
     try:
         flags = fcntl.ioctl(file.descriptor, _FS_IOC_GETFLAGS, bytes(8))
     except OSError:

@@ -840,7 +840,7 @@ def test_a_file_that_cannot_be_replaced_is_named_before_the_list_says_it(
 def test_a_file_that_would_look_like_something_else_is_not_erased(
     write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """8224 is two spaces, and so many of them are text, which no server would open again."""
+    """8224 is two spaces, and 4,096 bytes of them are text, which no server would open again."""
     path = write_tokens(np.arange(40_000, 43_000))
     before = path.read_bytes()
 
