@@ -66,12 +66,6 @@ class Dataset:
     replacements: Replacements | None = None
 
     @property
-    def is_erased(self) -> bool:
-        """Whether its list says that tokens were erased."""
-        content = None if self.redactions is None else self.redactions.content
-        return content is not None and content.erasure is not None
-
-    @property
     def documents(self) -> DocumentCounts | None:
         """The known document counts; None if no file has one."""
         known = [shard.layout.documents for shard in self.store.shards]

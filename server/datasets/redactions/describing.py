@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ...storage.store import TokenStore
 from .list_file import RedactionLists
 from .overlay import files_left
@@ -26,7 +28,8 @@ def described_lists(lists: RedactionLists | None, store: TokenStore) -> list[str
         erased = f"{erasure.ranges.token_count:,} tokens of list {erasure.list_hash.hex()}"
         lines.append(f"erased: {erased}, at {erasure.when}")
         if left := files_left(store, content):
-            some = f"{left[0]}" if len(left) == 1 else f"{left[0]} and {len(left) - 1:,} more"
+            first = os.path.basename(store.shards[left[0].file].path)
+            some = first if len(left) == 1 else f"{first} and {len(left) - 1:,} more"
             lines.append(f"not erased in these files: {some}: run tokenfeed redact --erase on them")
         lines.append("fingerprint and digest are those before tokens were erased")
     return lines

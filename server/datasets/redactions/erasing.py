@@ -37,7 +37,7 @@ from ..content import Content, fingerprint_of, fingerprint_of_file, full_digest
 from .erased_files import record
 from .list_content import ErasedFile, Erasure, ListContent
 from .list_writing import now, write_list
-from .overlay import Overlay, overlay_of
+from .overlay import Overlay, files_left, overlay_of
 from .ranges import TokenRanges
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -70,11 +70,14 @@ def begin(
     before any erasure, b"" if it is unknown.  delimiters: tokens that are left, those of any
     erasure before.
     Returns: what the list has now.
-    Raises: InvalidCorpus; WriteFailed if a file cannot be replaced, and then nothing was written.
+    Raises: InvalidCorpus, InvalidRequest; WriteFailed. If one of the files that still have such
+    tokens cannot be replaced, then nothing was written.
     """
     before = content.erasure
     listed = content.list_of(len(content.additions))
     if before is not None and before.list_hash == listed.hash:
+        left = [one.file for one in files_left(store, content)]
+        _require_replaceable(store, left, overlay_of(store, store.read, content))
         return content
     ranges, token_max = _to_erase(store, listed.ranges, delimiters)
     over = Overlay(store.read, ranges, content.fill, store.stored)
@@ -100,15 +103,13 @@ def begin(
 def replace_files(content: ListContent, store: TokenStore) -> None:
     """Replace the files that still have tokens which a list says are erased.
 
-    content: of the list, with an erasure; the list and the records are locked.  store: of the files
-    as they are.  Raises: InvalidCorpus, InvalidRequest; WriteFailed, and if one of the files cannot
-    be replaced, then none was.
+    content: what `begin` returned; the list and the records are locked.  store: of the files as
+    they are.  Raises: InvalidCorpus, WriteFailed.
     """
     erasure = content.erasure
     assert erasure is not None
     over, logged_at = overlay_of(store, store.read, content), time.monotonic()
-    left = [one for one in erasure.files if not over.is_erased(one.file)]
-    _require_replaceable(store, [one.file for one in left], over)
+    left = files_left(store, content)
     record(store, erasure, content.fill)
     for erased in erasure.files:
         with _write_errors(path := _path_of(store, erased.file)):

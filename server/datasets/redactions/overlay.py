@@ -6,14 +6,13 @@ result beforehand, and a dataset is the same one before, while and after its fil
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
 
 from ...storage.formats import Stored
 from ...storage.store import TokenStore
-from .list_content import ListContent
+from .list_content import ErasedFile, ListContent
 from .ranges import TokenRanges
 
 Read = Callable[[int, int, int], bytes]
@@ -68,19 +67,15 @@ class Overlay:
         return True
 
 
-def files_left(store: TokenStore, content: ListContent) -> list[str]:
-    """Return the names of files that still have tokens which a list says are erased.
+def files_left(store: TokenStore, content: ListContent) -> list[ErasedFile]:
+    """Return the files that still have tokens which a list says are erased.
 
     store: of the dataset, of which the erased ranges are read.  Raises: InvalidCorpus.
     """
     if content.erasure is None:
         return []
     over = overlay_of(store, store.read, content)
-    return [
-        os.path.basename(store.shards[one.file].path)
-        for one in content.erasure.files
-        if not over.is_erased(one.file)
-    ]
+    return [one for one in content.erasure.files if not over.is_erased(one.file)]
 
 
 def overlay_of(store: TokenStore, read: Read, content: ListContent) -> Overlay:
