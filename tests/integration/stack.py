@@ -178,6 +178,8 @@ class Reading:
     def _collect(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if not line.endswith("\n"):
+                return  # its container was removed while it wrote this line
             if line.startswith("state "):
                 self.state = line.removeprefix("state ").strip()
                 continue
