@@ -19,13 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import grpc.aio
 
-from server.cli.options import build_parser
-from server.cli.serve import open_datasets
-from server.datasets.warmup import WarmUp
-from server.rpc.activity import Activity
-from server.rpc.admission import AdmissionControl, Connection, StreamLimits, parse_message
-from server.rpc.frame_producer import MadeFrame
-from server.rpc.service import TokenFeed
+from tokenfeed.server.cli.options import build_parser
+from tokenfeed.server.cli.serve import open_datasets
+from tokenfeed.server.datasets.warmup import WarmUp
+from tokenfeed.server.rpc.activity import Activity
+from tokenfeed.server.rpc.admission import AdmissionControl, Connection, StreamLimits, parse_message
+from tokenfeed.server.rpc.frame_producer import MadeFrame
+from tokenfeed.server.rpc.service import TokenFeed
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import from_message
 

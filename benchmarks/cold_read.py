@@ -39,12 +39,16 @@ SECONDS = 2.0
 THREADS = 32
 NO_WARM_UP = ("--warm-up-bytes", "0")
 NO_READ_AHEAD = (
-    "from server.storage.local import readahead\nreadahead.ReadAhead.advise = lambda *_: None"
+    "from tokenfeed.server.storage.local import readahead\n"
+    "readahead.ReadAhead.advise = lambda *_: None"
 )
-LOOK_AHEAD = "from server.datasets import planned_rows\nplanned_rows.READ_AHEAD_BYTES = {mib} << 20"
+LOOK_AHEAD = (
+    "from tokenfeed.server.datasets import planned_rows\n"
+    "planned_rows.READ_AHEAD_BYTES = {mib} << 20"
+)
 
 BY_PREAD = ("--read", "pread")
-_PREAD = "from server.storage.local import pread_store\npread_store."
+_PREAD = "from tokenfeed.server.storage.local import pread_store\npread_store."
 NO_ADVICE = f"{_PREAD}PreadStore.read_ahead = lambda *_: None"
 NO_NOWAIT = f"{_PREAD}_NO_WAIT = 0"
 ONE_READER = f"{_PREAD}_READERS = 1"

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import print_table
-from server.storage.formats import FormatOptions
-from server.storage.local.copying import FileCopier
-from server.storage.local.mapped_store import MapStore
-from server.storage.local.pread_store import PreadStore
-from server.storage.store import TokenStore
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.local.copying import FileCopier
+from tokenfeed.server.storage.local.mapped_store import MapStore
+from tokenfeed.server.storage.local.pread_store import PreadStore
+from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.position import Position
 from tokenfeed.wire.draft import drafts
 from tokenfeed.wire.frame import Frames

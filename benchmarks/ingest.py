@@ -80,7 +80,7 @@ def main() -> None:
                 for name, module in PEERS.items()
                 if name != "datatrove" or not arguments.skip_datatrove
             }
-            commands[OURS] = ours("server.ingest", pages, tokenizer, out)
+            commands[OURS] = ours("tokenfeed.server.ingest", pages, tokenizer, out)
             runs, tokens = measured(commands, out, arguments.rounds if megabytes else 1)
             if megabytes:
                 report(megabytes, runs, tokens)

@@ -20,9 +20,9 @@ def main() -> int:
     """Ingest, and print the end of each step in seconds since the process was started."""
     begun = float(sys.argv[1])
     _note("Python starts")
-    from server.ingest import __main__ as command
-    from server.ingest.tokenize import tokenizer
-    from server.runtime.threads import executors
+    from tokenfeed.server.ingest import __main__ as command
+    from tokenfeed.server.ingest.tokenize import tokenizer
+    from tokenfeed.server.runtime.threads import executors
 
     _note("imports: numpy and what encodes")
     import tokenizers  # noqa: F401
@@ -36,7 +36,7 @@ def main() -> int:
         import pyarrow.parquet  # noqa: F401
 
         _note("import: pyarrow")
-        from server.ingest import run
+        from tokenfeed.server.ingest import run
 
         _note("imports: what reads and writes")
         _note_begin(executors._Worker, "do", "job, lock, reading the first unit")

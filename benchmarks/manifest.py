@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks.report import heading
 from benchmarks.serving import ROOT, folder_on_disk, served
-from client.batches.arrays import NumpyBatches
-from client.feed.history import Run, history_of
-from client.feed.mixture.recipe import Mixture
-from client.feed.state import plain_stream, read_state, write_state
+from tokenfeed.client.batches.arrays import NumpyBatches
+from tokenfeed.client.feed.history import Run, history_of
+from tokenfeed.client.feed.mixture.recipe import Mixture
+from tokenfeed.client.feed.state import plain_stream, read_state, write_state
 
 T = 2048
 ROWS_A_STEP = 1024
@@ -94,7 +94,7 @@ def measured(*words: object) -> tuple[float, float]:
     """Run a command of the client.  Returns: seconds, and its most memory in MiB."""
     # What getrusage says of it begins with the memory of its parent.
     code = (
-        "import sys; from client.__main__ import main; code = main(sys.argv[1:]); "
+        "import sys; from tokenfeed.client.__main__ import main; code = main(sys.argv[1:]); "
         "print(open('/proc/self/status').read(), file=sys.stderr); sys.exit(code)"
     )
     begun = time.perf_counter()

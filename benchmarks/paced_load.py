@@ -17,12 +17,12 @@ import grpc
 import numpy as np
 
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
-from client.feed.options import PREFETCH_BYTES
-from client.runtime.counters import Counters
-from client.stream.dataset_client import DatasetClient
-from client.stream.row_stream import RowStream
-from client.transport import channel as client_channel
-from client.transport.timeouts import Timeouts
+from tokenfeed.client.feed.options import PREFETCH_BYTES
+from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.stream.dataset_client import DatasetClient
+from tokenfeed.client.stream.row_stream import RowStream
+from tokenfeed.client.transport import channel as client_channel
+from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream

@@ -32,8 +32,8 @@ from benchmarks.report import print_columns, print_load, print_table
 from benchmarks.rows import BATCH_SIZE, CONTEXT_LENGTH, ROW_TOKENS, write_corpus
 from benchmarks.serving import drop, folder_on_disk
 from client import RemoteBatches
-from server.storage.local.syscalls import PAGE_BYTES
 from tokenfeed.sampling.document_rows import FilePieces, RowsKey
+from tokenfeed.server.storage.local.syscalls import PAGE_BYTES
 
 TOKENS = 1 << 28
 WINDOWS, PACKED, PADDED = "shuffled", "packed", "padded"

@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 from grpc.experimental import ChannelOptions
 
-from server.storage.local import syscalls
+from tokenfeed.server.storage.local import syscalls
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 ROOT = Path(__file__).parents[1]

@@ -6,53 +6,50 @@
         ...
 
 Importing this package imports neither torch nor grpc. Accessing RemoteBatches or validation_feeds
-imports both; NumpyBatches, for those who have no torch, only grpc. `client.metrics` imports
-prometheus_client.
+imports both; NumpyBatches, for those who have no torch, only grpc. `tokenfeed.client.metrics`
+imports prometheus_client.
 """
 
-import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 if __name__ == "client":
-    # An alias of tokenfeed.client: tokenfeed/_aliases.py says how.
-    _package = sys.modules.pop(__name__)
-    from tokenfeed._aliases import alias
+    # Another name of tokenfeed.client. Modules have the long names alone, or there would be two of
+    # each; what can be found here is what `python -m client` runs.
+    from tokenfeed._links import short_path
 
-    alias(_package)
-else:
-    from importlib import import_module
-    from typing import TYPE_CHECKING
+    __path__ = short_path("client")
 
-    from tokenfeed.errors import (
-        BadFrame,
-        BeingMade,
-        Busy,
-        ContractMismatch,
-        CorpusChanged,
-        CorpusError,
-        Deleted,
-        Forbidden,
-        InvalidRequest,
-        LimitExceeded,
-        ListMissing,
-        NotATokenfeedServer,
-        NotFound,
-        RequestError,
-        SamplesExhausted,
-        ServerUnavailable,
-        StreamMismatch,
-        TokenfeedError,
-        Unauthenticated,
-        Unreachable,
-    )
+from tokenfeed.client.transport.credentials import Credentials
+from tokenfeed.client.transport.timeouts import Timeouts
+from tokenfeed.errors import (
+    BadFrame,
+    BeingMade,
+    Busy,
+    ContractMismatch,
+    CorpusChanged,
+    CorpusError,
+    Deleted,
+    Forbidden,
+    InvalidRequest,
+    LimitExceeded,
+    ListMissing,
+    NotATokenfeedServer,
+    NotFound,
+    RequestError,
+    SamplesExhausted,
+    ServerUnavailable,
+    StreamMismatch,
+    TokenfeedError,
+    Unauthenticated,
+    Unreachable,
+)
 
-    from .transport.credentials import Credentials
-    from .transport.timeouts import Timeouts
-
-    if TYPE_CHECKING:
-        from .batches.arrays import NumpyBatches, NumpyRichBatch
-        from .batches.remote import RemoteBatches, RichBatch
-        from .batches.validation import validation_feeds
-        from .feed.mixture.recipe import Mixture
+if TYPE_CHECKING:
+    from tokenfeed.client.batches.arrays import NumpyBatches, NumpyRichBatch
+    from tokenfeed.client.batches.remote import RemoteBatches, RichBatch
+    from tokenfeed.client.batches.validation import validation_feeds
+    from tokenfeed.client.feed.mixture.recipe import Mixture
 
 __all__ = [
     "BadFrame",
@@ -89,8 +86,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in ("RemoteBatches", "RichBatch", "validation_feeds"):
         try:
-            from .batches.remote import RemoteBatches, RichBatch
-            from .batches.validation import validation_feeds
+            from tokenfeed.client.batches.remote import RemoteBatches, RichBatch
+            from tokenfeed.client.batches.validation import validation_feeds
         except ModuleNotFoundError as error:
             from tokenfeed.commands.extras import missing
 
@@ -100,16 +97,16 @@ def __getattr__(name: str) -> object:
         own = {kind.__name__: kind for kind in (RemoteBatches, RichBatch)}
         return own.get(name, validation_feeds)
     if name == "Mixture":
-        from .feed.mixture.recipe import Mixture
+        from tokenfeed.client.feed.mixture.recipe import Mixture
 
         return Mixture
     if name in ("NumpyBatches", "NumpyRichBatch"):
-        from .batches import arrays
+        from tokenfeed.client.batches import arrays
 
         return getattr(arrays, name)
     if name == "metrics":
-        # `from . import metrics` would ask this function again.
-        return import_module(".metrics", __name__)
+        # `from tokenfeed.client import metrics` would ask this function again.
+        return import_module("tokenfeed.client.metrics")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -10,11 +10,9 @@
 commands. Needs Linux, but not torch.
 """
 
-import sys
-
 if __name__ == "server":
-    # An alias of tokenfeed.server: tokenfeed/_aliases.py says how.
-    _package = sys.modules.pop(__name__)
-    from tokenfeed._aliases import alias
+    # Another name of tokenfeed.server. Modules have the long names alone, or there would be two of
+    # each; what can be found here is what `python -m server` runs.
+    from tokenfeed._links import short_path
 
-    alias(_package)
+    __path__ = short_path("server")

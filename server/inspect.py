@@ -37,7 +37,7 @@ _FILES_SHOWN = 20
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog=program("server.inspect"),
+        prog=program("tokenfeed.server.inspect"),
         description="Show what token files are, and what a server would assume about them.",
         epilog="example: tokenfeed inspect shards/*.bin --tokenizer tokenizer.json",
     )

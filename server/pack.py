@@ -63,7 +63,7 @@ Run = Executor[FileDocuments, RowsKey, FileRows]
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog=program("server.pack"),
+        prog=program("tokenfeed.server.pack"),
         description="Make the rows of whole documents that a server delivers for one order and "
         "context length, and store them next to the token files.",
         epilog="example: tokenfeed pack shards/ --context-length 2048 --document-end-token 50256",

@@ -24,7 +24,7 @@ from tokenfeed.commands.extras import require_installed
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog=program("server.probe"),
+        prog=program("tokenfeed.server.probe"),
         description="Report the health of a server by the exit code: 0 if it is SERVING, 1 if "
         "it is not or does not answer.",
         epilog="example: tokenfeed probe unix:/run/tokenfeed.sock",

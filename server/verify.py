@@ -36,7 +36,7 @@ from .storage.formats import FormatOptions
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog=program("server.verify"),
+        prog=program("tokenfeed.server.verify"),
         description="Read every byte of a dataset, and store its digest, a hash of all of its "
         "content, next to its files.",
         epilog="example: tokenfeed verify shards/ --dtype uint16",

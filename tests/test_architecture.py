@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from server.storage.formats import FORMATS, unsupported
 from tests.conftest import ROOT
 from tests.support.import_graph import PACKAGES, arrows, imports, modules, reached
+from tokenfeed.server.storage.formats import FORMATS, unsupported
 
 # Folder -> what each of its boxes may import of its other boxes: only what stands above it.
 LAYERS: dict[str, dict[str, set[str]]] = {
@@ -24,10 +24,11 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "stream": {"errors", "v1"},
         "sampling": {"errors", "stream"},
         "wire": {"errors", "v1", "stream", "sampling"},
-        "_aliases": set(),
+        "_links": set(),
+        "short": set(),
         "commands": {"__init__", "errors", "v1"},
-        "__init__": {"_aliases", "commands"},  # only once it is touched
-        "__main__": {"_aliases", "commands"},
+        "__init__": {"_links", "commands"},  # only once it is touched
+        "__main__": {"_links", "commands"},
     },
     "server": {
         "__init__": set(),
@@ -318,8 +319,8 @@ def test_what_a_feed_is_told_can_be_made_without_torch_and_grpc() -> None:
 def test_importing_the_server_imports_no_torch_and_no_client() -> None:
     """Its image carries neither."""
     code = (
-        "import sys, server.cli.serve; "
-        "raise SystemExit(bool({'torch', 'client', 'pyarrow'} & set(sys.modules)))"
+        "import sys, tokenfeed.server.cli.serve; "
+        "raise SystemExit(bool({'torch', 'tokenfeed.client', 'pyarrow'} & set(sys.modules)))"
     )
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
@@ -327,7 +328,7 @@ def test_importing_the_server_imports_no_torch_and_no_client() -> None:
 
 def test_the_client_shows_what_its_all_says() -> None:
     """What is imported from outside is decided in one place."""
-    import client
+    from tokenfeed import client
 
     shown = {name for name in dir(client) if not name.startswith("_")}
 
@@ -338,7 +339,7 @@ def test_the_client_shows_what_its_all_says() -> None:
 
 def test_a_missing_name_of_the_client_is_an_ordinary_error() -> None:
     """The lazy import must not hide a typing error."""
-    import client
+    from tokenfeed import client
 
     with pytest.raises(AttributeError, match="RemoteBatch'"):
         client.RemoteBatch  # noqa: B018

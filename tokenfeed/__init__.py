@@ -5,8 +5,8 @@
     for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0", order="shuffled"):
         ...
 
-`tokenfeed.client` is the trainer's side, `tokenfeed.server` the server; `import client` and
-`python -m server` are the same modules under shorter names. commands/ has what the command line
+`tokenfeed.client` is the trainer's side, `tokenfeed.server` the server. `import client` has what
+tokenfeed.client offers, and `python -m server` runs the server. commands/ has what the command line
 needs. The rest is the contract in code, shared by both sides and the tests: numpy, protobuf and a
 checksum; no file, socket, thread or clock. A token passes through it in this order:
 
@@ -50,7 +50,7 @@ if not TYPE_CHECKING:  # or a misspelled name would be no error of a type checke
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
-            from ._aliases import require_package
+            from ._links import require_package
 
             require_package("client")
             return getattr(import_module(".client", __name__), name)

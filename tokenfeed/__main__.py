@@ -9,7 +9,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from ._aliases import require_package
+from ._links import require_package
 from .commands import COMMANDS, build_parser
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from tokenfeed._aliases import require_package
+from tokenfeed._links import require_package
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.stream.stage import Redactions, Source
 from tokenfeed.v1 import provenance_pb2 as provenance_pb
@@ -43,7 +43,7 @@ _LOG_SECONDS = 30.0
 
 
 class LocalAnswers(Protocol):
-    """What `server.datasets.open_local` answers as the service Provenance does."""
+    """What `tokenfeed.server.datasets.open_local` answers as the service Provenance does."""
 
     def locate(self, request: provenance_pb.LocateRequest) -> provenance_pb.LocateResponse:
         """Return where rows come from.  Raises: TokenfeedError."""
@@ -56,7 +56,7 @@ class LocalAnswers(Protocol):
 
 
 class Opened(Protocol):
-    """What `server.datasets.open_local` returns."""
+    """What `tokenfeed.server.datasets.open_local` returns."""
 
     def described(self, context_length: int, sources: Sequence[Source] = ()) -> Datasets:
         """Return the description of each source, with the rows of T = context_length tokens."""

@@ -34,7 +34,7 @@ _WAIT_SECONDS = 600.0
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog=program("server.cli.redact"),
+        prog=program("tokenfeed.server.cli.redact"),
         description="Add documents or ranges of tokens to the list of redacted tokens of a dataset "
         "and print the hash of the list; without any, show the list.",
         epilog="example: tokenfeed redact shards/ --id user-1234 --reason 'ticket 77'",

@@ -37,8 +37,8 @@ def require_wait(servers: Sequence[str], seconds: float, *, erases: bool) -> Non
     if not erases:
         raise InvalidRequest("--wait", "waits for an erasure; pass --erase too")
     try:
-        from client.transport.addresses import require_address
-        from client.transport.credentials import with_environment
+        from tokenfeed.client.transport.addresses import require_address
+        from tokenfeed.client.transport.credentials import with_environment
     except ModuleNotFoundError as error:
         problem = "asks servers as a client does, which is not installed here"
         raise InvalidRequest("--wait", f"{problem} ({error.name})") from None
@@ -56,8 +56,8 @@ def wait_for_servers(
     of the dataset.  list_hash: of what was erased.
     Raises: Unreachable, naming the servers that have not taken the files up after these seconds.
     """
-    from client.transport.channel import describe
-    from client.transport.credentials import with_environment
+    from tokenfeed.client.transport.channel import describe
+    from tokenfeed.client.transport.credentials import with_environment
 
     credentials, began = with_environment(), time.monotonic()
     left = dict.fromkeys(servers, "")

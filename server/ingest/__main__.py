@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog=program("server.ingest"),
+        prog=program("tokenfeed.server.ingest"),
         description="Tokenize text (parquet, jsonl, also compressed, or plain text) into token "
         "shards. After an interruption, the same command resumes.",
         epilog="example: tokenfeed ingest pages/*.parquet --out tokens --tokenizer "

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from client import RemoteBatches
-from client.device.numpy_batch import Note
-from client.device.transfer import DirectTransfer, PinnedTransfer
 from tests.client.conftest import ScriptedServer
 from tests.client.device.simulated_device import Device
 from tests.conftest import Serve, WriteTokens
 from tests.support.waiting import eventually
+from tokenfeed.client.device.numpy_batch import Note
+from tokenfeed.client.device.transfer import DirectTransfer, PinnedTransfer
 from tokenfeed.errors import InvalidRequest, NotFound, SamplesExhausted, TokenfeedError
 
 
@@ -292,7 +292,9 @@ def test_a_feed_that_is_refused_is_not_counted(monkeypatch: pytest.MonkeyPatch) 
     be compared with others.
     """
     counted: list[Any] = []
-    monkeypatch.setattr("client.feed.feed_stream.rank_agreement", lambda *_: counted.append(1))
+    monkeypatch.setattr(
+        "tokenfeed.client.feed.feed_stream.rank_agreement", lambda *_: counted.append(1)
+    )
 
     with pytest.raises(InvalidRequest, match="device"):
         RemoteBatches("localhost:1", 3, 5, device="no such device")
@@ -312,7 +314,7 @@ def test_an_interrupted_call_loses_nothing(
             def interrupted(*_: Any) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr("client.device.host_transfer.widen_here", interrupted)
+            patch.setattr("tokenfeed.client.device.host_transfer.widen_here", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(feed)
         found += first_tokens(next(feed)[0])
@@ -325,7 +327,7 @@ def test_a_device_without_a_ring_gets_the_same_batches(
 ) -> None:
     """MPS and others: one narrow copy, widened there."""
     monkeypatch.setattr(
-        "client.batches.remote.transfer_for",
+        "tokenfeed.client.batches.remote.transfer_for",
         lambda *place, masks, note: DirectTransfer(place[1], place[2], place[0], masks),
     )
     with RemoteBatches(scripted.address, 3, 5, num_batches=4) as feed:
@@ -344,7 +346,7 @@ def test_a_device_with_a_ring_gets_the_same_batches(
     def staged(*place: Any, masks: tuple[int, ...], note: Note | None) -> PinnedTransfer:
         return PinnedTransfer(place[1], place[2], place[0], device, masks)
 
-    monkeypatch.setattr("client.batches.remote.transfer_for", staged)
+    monkeypatch.setattr("tokenfeed.client.batches.remote.transfer_for", staged)
     with RemoteBatches(scripted.address, 3, 5, num_batches=40) as feed:
         batches = [next(feed) for _ in range(13)]
         state = feed.state_dict()["sample"]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from client import RemoteBatches
-from client.__main__ import build_parser, main
-from client.commands.bench import measure
 from tests.client.conftest import ScriptedServer
 from tests.conftest import Serve, WriteTokens
 from tests.support import reference
 from tests.support.packed_corpora import write_corpus
+from tokenfeed.client.__main__ import build_parser, main
+from tokenfeed.client.commands.bench import measure
 
 Captured = pytest.CaptureFixture[str]
 

@@ -17,9 +17,10 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition, parser
 from prometheus_client.parser import text_string_to_metric_families
 
-from client import InvalidRequest, NumpyBatches, RemoteBatches, metrics, validation_feeds
-from client.feed.stats import FeedStats
+from client import InvalidRequest, NumpyBatches, RemoteBatches, validation_feeds
 from tests.conftest import ROOT, Serve, WriteTokens
+from tokenfeed.client import metrics
+from tokenfeed.client.feed.stats import FeedStats
 
 B, T = 4, 32
 Scrape = Callable[[], dict[str, Metric]]
@@ -210,7 +211,7 @@ def test_without_prometheus_client_only_the_metrics_say_what_to_install() -> Non
         "import sys; sys.modules['prometheus_client'] = None\n"
         "import client\n"
         "client.NumpyBatches\n"
-        "for attempt in ('client.metrics', 'from client import metrics'):\n"
+        "for attempt in ('tokenfeed.client.metrics', 'from client import metrics'):\n"
         "    try:\n"
         "        exec(attempt)\n"
         "    except ModuleNotFoundError as error:\n"

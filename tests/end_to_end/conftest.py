@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client.feed.ranks import agreement
+from tokenfeed.client.feed.ranks import agreement
 
 Train = Callable[[int, Any], object]
 

@@ -37,9 +37,9 @@ _MIB = 1 << 20
 _OWN_TIMERS_CONNECTIONS_MIN = 50
 """From so many slow-loris connections on, the server has its own timers: 46 s."""
 _SHORT_TIMERS = {
-    "server.rpc.listener.HANDSHAKE_SECONDS": 1.0,
-    "server.rpc.listener.PING_SECONDS": 0.5,
-    "server.rpc.listener.PING_ANSWER_SECONDS": 1.5,
+    "tokenfeed.server.rpc.listener.HANDSHAKE_SECONDS": 1.0,
+    "tokenfeed.server.rpc.listener.PING_SECONDS": 0.5,
+    "tokenfeed.server.rpc.listener.PING_ANSWER_SECONDS": 1.5,
 }
 _ROUNDS_MIN = 5
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from server.datasets.sources import parse_data
-from server.storage.formats import FormatOptions
-from server.verify import verify
 from tokenfeed.errors import CorpusError
+from tokenfeed.server.datasets.sources import parse_data
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.verify import verify
 
 from .lab import Batch, Replica, Report, Sentinel, replicas
 from .proxy import DESCRIPTION_BYTES, FaultProxy

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from client.feed.options import PREFETCH_BYTES
+from tokenfeed.client.feed.options import PREFETCH_BYTES
 
 from .lab import ROOT, Replica, Report, replicas, write_corpus
 

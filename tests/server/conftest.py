@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from server.datasets.dataset import Dataset
-from server.storage.choice import STORES, Storing
-from server.storage.formats import FormatOptions
-from server.storage.store import SameContent, Submit, TokenStore, run_inline
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.storage.choice import STORES, Storing
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.store import SameContent, Submit, TokenStore, run_inline
 
 
 @pytest.fixture(params=STORES)

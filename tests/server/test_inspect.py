@@ -1,4 +1,4 @@
-"""python -m server.inspect: what a server would make of files, before it does."""
+"""python -m tokenfeed.server.inspect: what a server would make of files, before it does."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.inspect import main
 from tests.conftest import ROOT, WriteTokens
+from tokenfeed.server.inspect import main
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
@@ -104,7 +104,7 @@ def test_an_error_is_reported_in_one_line(
 
 def test_a_closed_pipe_causes_no_traceback(write_tokens: WriteTokens) -> None:
     """For example `| head`."""
-    command = [sys.executable, "-m", "server.inspect", str(write_tokens(range(100)))]
+    command = [sys.executable, "-m", "tokenfeed.server.inspect", str(write_tokens(range(100)))]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=20

@@ -12,10 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server import pack
-from server.pack import main
-from server.storage.borders import opening
-from server.storage.rows import kept
 from tests.conftest import ROOT, WriteTokens
 from tests.server.storage.borders.naive import Corpus, starts_by
 from tests.server.storage.rows.corpora import (
@@ -30,6 +26,10 @@ from tests.support.commands import run
 from tests.support.full_disk import FullDisk
 from tests.support.ray_cluster import ray_cluster
 from tests.support.waiting import eventually
+from tokenfeed.server import pack
+from tokenfeed.server.pack import main
+from tokenfeed.server.storage.borders import opening
+from tokenfeed.server.storage.rows import kept
 
 LENGTHS = random_lengths(13)
 
@@ -90,7 +90,7 @@ def test_a_ray_cluster_stores_the_same_bytes(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its nodes need neither our code nor the files."""
-    words = ["-m", "server.pack", *corpus.paths, "--context-length", "50"]
+    words = ["-m", "tokenfeed.server.pack", *corpus.paths, "--context-length", "50"]
     local = run(*words)
     (path,) = kept_files(folder_of(corpus))
     content = path.read_bytes()
@@ -133,9 +133,9 @@ def test_a_server_finds_what_was_stored(corpus: Corpus) -> None:
 
 
 def fingerprint_of(corpus: Corpus) -> bytes:
-    from server.datasets.opening import TokenChecks, open_dataset
-    from server.datasets.sources import DatasetSource
     from tests.server.conftest import options
+    from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+    from tokenfeed.server.datasets.sources import DatasetSource
 
     dataset = open_dataset(DatasetSource("x", tuple(corpus.paths)), options(), TokenChecks())
     dataset.close()
@@ -245,7 +245,7 @@ def stopped_after(
     """Send a signal this long after the estimate, unless it is done.  Returns: its exit code, and
     the paths of its workers in /proc.
     """
-    command = [sys.executable, "-m", "server.pack", *words]
+    command = [sys.executable, "-m", "tokenfeed.server.pack", *words]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         assert any("about" in line for line in running.stderr)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.probe import main
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.waiting import eventually
+from tokenfeed.server.probe import main
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def corpus(write_tokens: WriteTokens) -> Path:
 
 def probe(target: str, *options: str) -> tuple[int, str]:
     """Its exit code and its output."""
-    command = [sys.executable, "-m", "server.probe", target, *options]
+    command = [sys.executable, "-m", "tokenfeed.server.probe", target, *options]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10)
     assert answer.stderr == ""
     return answer.returncode, answer.stdout.strip()
@@ -80,7 +80,7 @@ def test_an_invalid_target_is_a_wrong_command_line(
         main(words)
 
     assert caught.value.code == 2
-    assert "usage: python -m server.probe" in capsys.readouterr().err
+    assert "usage: python -m tokenfeed.server.probe" in capsys.readouterr().err
 
 
 def test_a_target_that_is_not_an_address_is_reported_in_one_line() -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.stream.dataset_client import DatasetClient
-from client.transport.channel import describe
-from client.transport.timeouts import Timeouts
-from server.verify import main
 from tests.client.conftest import wanted
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support import reference
+from tokenfeed.client.stream.dataset_client import DatasetClient
+from tokenfeed.client.transport.channel import describe
+from tokenfeed.client.transport.timeouts import Timeouts
+from tokenfeed.server.verify import main
 
 LARGE_BYTES = (1 << 30) + (4 << 20)
 
@@ -204,7 +204,7 @@ def test_on_a_read_only_folder_the_digest_is_printed(
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("server.storage.local.sidecar.os.replace", read_only)
+    monkeypatch.setattr("tokenfeed.server.storage.local.sidecar.os.replace", read_only)
 
     assert main([str(corpus)]) == 0
 
@@ -221,7 +221,7 @@ def test_files_that_are_not_a_dataset_are_an_error_in_one_line(
 
 def test_output_that_cannot_be_written_is_an_error_in_one_line(corpus: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "server.verify", str(corpus)]
+        command = [sys.executable, "-m", "tokenfeed.server.verify", str(corpus)]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
     assert done.returncode == 1
@@ -238,7 +238,7 @@ def test_it_ends_with_one_line_when_it_is_interrupted(tmp_path: Path) -> None:
     # A shell that starts the tests in the background has Ctrl-C ignored in all that they start.
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from server.verify import main; sys.exit(main(sys.argv[1:]))"
+        "from tokenfeed.server.verify import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, str(path)]
     # Or importing numpy starts a thread for each core.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.device.row_source import RowSource
+from tokenfeed.client.device.row_source import RowSource
 from tokenfeed.wire.row_block import RowBlock
 
 

@@ -34,8 +34,8 @@ from tests.support.timers import set_timers
 ROOT = Path(__file__).parents[2]
 COLD = "TOKENFEED_TEST_COLD"
 IMPORTS = {
-    "server": ("server.cli.serve",),
-    "server.ingest": ("server.ingest.run", "pyarrow.parquet", "tokenizers"),
+    "server": ("tokenfeed.server.cli.serve",),
+    "tokenfeed.server.ingest": ("tokenfeed.server.ingest.run", "pyarrow.parquet", "tokenizers"),
 }
 """What is imported before the fork, by the module that runs then."""
 IMPORTS_OF_SCRIPTS = ("torch.distributed.checkpoint", "client")

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from server.rpc.frame_producer import MadeFrame
-from server.rpc.service import TokenFeed
 from tests.support import reference
 from tests.support.frames import encode
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling.plan import plan
+from tokenfeed.server.rpc.frame_producer import MadeFrame
+from tokenfeed.server.rpc.service import TokenFeed
 from tokenfeed.stream.planes import REDACTED
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.stage import Corpus

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from server.storage.formats import Layout
-from server.storage.narrowing import Narrowing
-from server.storage.store import Piece, ReadCounts, SameContent, Submit
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.formats import Layout
+from tokenfeed.server.storage.narrowing import Narrowing
+from tokenfeed.server.storage.store import Piece, ReadCounts, SameContent, Submit
 from tokenfeed.stream.identity import plane_fingerprint
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.wire.row_block import Plane

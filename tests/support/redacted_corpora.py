@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.datasets.dataset import Dataset
-from server.datasets.redactions.erasing import begin
-from server.datasets.redactions.list_content import ListContent
-from server.datasets.redactions.list_file import read_list
-from server.datasets.redactions.list_writing import locked
-from server.datasets.redactions.opening import list_path
-from server.datasets.redactions.ranges import TokenRanges
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.redactions.erasing import begin
+from tokenfeed.server.datasets.redactions.list_content import ListContent
+from tokenfeed.server.datasets.redactions.list_file import read_list
+from tokenfeed.server.datasets.redactions.list_writing import locked
+from tokenfeed.server.datasets.redactions.opening import list_path
+from tokenfeed.server.datasets.redactions.ranges import TokenRanges
 
 Ranges = Sequence[tuple[int, int, int]]
 

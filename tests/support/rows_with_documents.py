@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from client.device.numpy_batch import HostPart
-from client.device.rich_batch import RichBatch
 from tests.support.targets import Count, counts_plane, starts_plane
+from tokenfeed.client.device.numpy_batch import HostPart
+from tokenfeed.client.device.rich_batch import RichBatch
 from tokenfeed.wire.row_block import RowBlock
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from client import Mixture
-from client.batches.arrays import NumpyBatches
 from tests.conftest import Serve, Server
+from tokenfeed.client.batches.arrays import NumpyBatches
 
 T = 15
 SEED = 4

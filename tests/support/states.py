@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from client.feed.history import History, Run, history_of
-from client.feed.state import Planes, packed_stream, read_state, write_state
+from tokenfeed.client.feed.history import History, Run, history_of
+from tokenfeed.client.feed.state import Planes, packed_stream, read_state, write_state
 from tokenfeed.stream.stream import Stream
 
 

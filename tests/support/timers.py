@@ -17,7 +17,7 @@ from numbers import Real
 def set_timers(timers: Mapping[str, float]) -> None:
     """Give constants of modules other values.
 
-    timers: by the name of the constant, "server.rpc.admission.REQUEST_SECONDS", its value.
+    timers: values by names of constants, as "tokenfeed.server.rpc.admission.REQUEST_SECONDS".
     Raises: AttributeError if there is no such constant, TypeError if it is not a number: a constant
     that was renamed would otherwise be waited for again.
     """
@@ -33,4 +33,4 @@ if __name__ == "__main__":
     # As the server does, before an import starts threads.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     set_timers(json.loads(sys.argv.pop(1)))
-    runpy.run_module("server", run_name="__main__", alter_sys=True)
+    runpy.run_module("tokenfeed.server", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""manifest.json: the inputs, options and output of an ingest; written by `server.ingest`.
+"""manifest.json: the inputs, options and output of an ingest; written by `tokenfeed.server.ingest`.
 
 docs/ingest.md lists its fields. The fingerprint of each split is compared with the files at every
 start. The digest is trusted, like that of a sidecar file.

@@ -16,14 +16,14 @@ from typing import Any
 import grpc
 import pytest
 
-from client.__main__ import main
-from client.commands.doctor.findings import EXIT_CODES
-from client.commands.doctor.proxy import proxy_for
-from client.commands.doctor.replicas import compare
-from client.commands.doctor.rpc import Answer, clock_difference
-from client.commands.doctor.speed import Load, slowness
 from tests.client.conftest import ScriptedServer, StartScripted
 from tests.conftest import ROOT
+from tokenfeed.client.__main__ import main
+from tokenfeed.client.commands.doctor.findings import EXIT_CODES
+from tokenfeed.client.commands.doctor.proxy import proxy_for
+from tokenfeed.client.commands.doctor.replicas import compare
+from tokenfeed.client.commands.doctor.rpc import Answer, clock_difference
+from tokenfeed.client.commands.doctor.speed import Load, slowness
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from client.device.widening import ignore_there, widen_there
+from tokenfeed.client.device.widening import ignore_there, widen_there
 
 
 class Event:

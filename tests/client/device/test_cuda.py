@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from client import RemoteBatches
-from server.datasets.opening import TokenChecks, dataset_of
 from tests.conftest import Serve, WriteTokens
 from tests.server.rpc.test_service import serving
 from tests.support import reference
@@ -18,6 +17,7 @@ from tests.support.cuda import no_waits
 from tests.support.memory_store import MemoryStore
 from tests.support.offline import offline_rows, received_rows
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.server.datasets.opening import TokenChecks, dataset_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -94,7 +94,7 @@ def test_a_graph_is_captured_while_batches_arrive(
     feeds: tuple[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One CUDA call from the receiving thread would end the capture."""
-    monkeypatch.setattr("client.stream.row_stream.FIRST_PREFETCH_BYTES", 4 << 30)
+    monkeypatch.setattr("tokenfeed.client.stream.row_stream.FIRST_PREFETCH_BYTES", 4 << 30)
     address, expected = feeds
     x = torch.zeros(B, T, dtype=torch.int64, device="cuda")
     y, seen = torch.zeros_like(x), torch.zeros_like(x)

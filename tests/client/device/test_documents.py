@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from client.device.documents import BatchDocuments
-from client.device.fixed_size import least_size, require_size
 from tests.support.rows_with_documents import rows_with_documents
 from tests.support.targets import counts_plane
+from tokenfeed.client.device.documents import BatchDocuments
+from tokenfeed.client.device.fixed_size import least_size, require_size
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.wire.row_block import Plane, RowBlock

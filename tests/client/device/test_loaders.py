@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from client import InvalidRequest, RemoteBatches
-from client.batches.validation import WholeDataset
 from tests.client.conftest import ScriptedServer
+from tokenfeed.client.batches.validation import WholeDataset
 
 Data = Callable[[RemoteBatches], IterableDataset[Any]]
 

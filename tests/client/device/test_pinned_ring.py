@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.device.pinned_ring import SLOTS, PinnedRing
-from client.device.widening import NARROW, join_into
 from tests.client.device.simulated_device import FAULTY, Device, FaultyDevice
 from tests.support.targets import Count, counts_plane, mask_plane, starts_plane, targets
+from tokenfeed.client.device.pinned_ring import SLOTS, PinnedRing
+from tokenfeed.client.device.widening import NARROW, join_into
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, TOKEN_COUNTS
 from tokenfeed.wire.row_block import RowBlock
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from client.device.documents import BatchDocuments
-from client.device.numpy_batch import BatchAttributes, HostPart, NumpyRichBatch
-from client.device.rich_batch import RichBatch
 from tests.support.cuda import no_waits
 from tests.support.rows_with_documents import rows_with_documents
+from tokenfeed.client.device.documents import BatchDocuments
+from tokenfeed.client.device.numpy_batch import BatchAttributes, HostPart, NumpyRichBatch
+from tokenfeed.client.device.rich_batch import RichBatch
 from tokenfeed.errors import InvalidRequest
 
 B, T = 3, 8

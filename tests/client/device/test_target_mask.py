@@ -12,9 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.device.host_transfer import HostTransfer
-from client.device.transfer import CpuTransfer, DirectTransfer, PinnedTransfer
-from client.device.widening import WIDE_NUMPY
 from tests.client.device.simulated_device import Device
 from tests.support.arrived import Arrived
 from tests.support.targets import (
@@ -27,6 +24,9 @@ from tests.support.targets import (
     starts_plane,
     targets,
 )
+from tokenfeed.client.device.host_transfer import HostTransfer
+from tokenfeed.client.device.transfer import CpuTransfer, DirectTransfer, PinnedTransfer
+from tokenfeed.client.device.widening import WIDE_NUMPY
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_COUNTS
 from tokenfeed.wire.row_block import Plane, RowBlock
 

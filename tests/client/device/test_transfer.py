@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from client.device.host_transfer import HostTransfer
-from client.device.numpy_batch import HostPart, Note
-from client.device.row_source import RowSource
-from client.device.transfer import CpuTransfer, DirectTransfer, PinnedTransfer
 from tests.client.device.simulated_device import Device
 from tests.support.rows_with_documents import rows_with_documents
+from tokenfeed.client.device.host_transfer import HostTransfer
+from tokenfeed.client.device.numpy_batch import HostPart, Note
+from tokenfeed.client.device.row_source import RowSource
+from tokenfeed.client.device.transfer import CpuTransfer, DirectTransfer, PinnedTransfer
 from tokenfeed.stream.planes import TOKEN_COUNTS
 from tokenfeed.wire.row_block import RowBlock
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from client.device.host_transfer import require_tokens_fit, widen_here
-from client.device.transfer import CpuTransfer, DirectTransfer
-from client.device.widening import join_into, narrow_dtype, widen_there
 from tests.support.arrived import Arrived
+from tokenfeed.client.device.host_transfer import require_tokens_fit, widen_here
+from tokenfeed.client.device.transfer import CpuTransfer, DirectTransfer
+from tokenfeed.client.device.widening import join_into, narrow_dtype, widen_there
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from client.feed.feed_stream import FeedStream, asked_stream
-from client.feed.options import FeedOptions, checked
-from client.feed.resume import Resumed, resumed
-from client.feed.state import read_state
-from client.runtime.counters import Counters
+from tokenfeed.client.feed.feed_stream import FeedStream, asked_stream
+from tokenfeed.client.feed.options import FeedOptions, checked
+from tokenfeed.client.feed.resume import Resumed, resumed
+from tokenfeed.client.feed.state import read_state
+from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.errors import NotFound, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all

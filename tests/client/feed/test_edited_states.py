@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from client import Mixture
-from client.feed.feed_stream import FeedStream
 from tests.client.feed.imagined import Corpus, changed, deliver, feed_of, load, state_of
+from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 
 Place = tuple[Any, ...]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.feed.epochs import EpochPlan, Tail
+from tokenfeed.client.feed.epochs import EpochPlan, Tail
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import Share, Stage
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from client import Mixture
-from client.feed.feed_stream import FeedStream
-from client.feed.state import SHARES_MAX, STAGES_MAX
 from tests.client.feed.imagined import (
     Corpus,
     changed,
@@ -23,6 +21,8 @@ from tests.client.feed.imagined import (
     state_of,
 )
 from tests.support.waiting import least_seconds
+from tokenfeed.client.feed.feed_stream import FeedStream
+from tokenfeed.client.feed.state import SHARES_MAX, STAGES_MAX
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import SAMPLE_END
 

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-import client.feed.cursor
-import client.feed.history
-from client.feed.cursor import Cursor
-from client.feed.history import HISTORY_RUNS_MAX, History, Run
-from client.feed.state import read_state
 from tests.support.states import state_of
+from tokenfeed.client.feed import cursor as cursor_module
+from tokenfeed.client.feed import history as history_module
+from tokenfeed.client.feed.cursor import Cursor
+from tokenfeed.client.feed.history import HISTORY_RUNS_MAX, History, Run
+from tokenfeed.client.feed.state import read_state
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import Corpus
@@ -204,7 +204,7 @@ def test_a_history_longer_than_this_one_keeps_is_read_and_cut() -> None:
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: int) -> None:
     """A Ctrl-C may come anywhere, and a state that is taken then has to be consistent."""
-    files = (client.feed.cursor.__file__, client.feed.history.__file__)
+    files = (cursor_module.__file__, history_module.__file__)
     after = _delivered(Cursor(Position(0, 4, 0, 2)), skipped)
     seen = set()
     for at in count(1):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from client import NumpyBatches, RemoteBatches, validation_feeds
-from client.batches.arrays import NumpyOptions
-from client.batches.remote import RemoteOptions
-from client.batches.validation import ValidationOptions
-from client.feed.options import FeedOptions, SharedOptions, checked, options_of
+from tokenfeed.client.batches.arrays import NumpyOptions
+from tokenfeed.client.batches.remote import RemoteOptions
+from tokenfeed.client.batches.validation import ValidationOptions
+from tokenfeed.client.feed.options import FeedOptions, SharedOptions, checked, options_of
 
 TAKERS = [
     (RemoteBatches, RemoteOptions),

@@ -13,8 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from client import Mixture
-from client.feed.feed_stream import FeedStream
-from client.feed.named import named_runs
 from tests.client.feed.imagined import (
     Corpora,
     Corpus,
@@ -27,6 +25,8 @@ from tests.client.feed.imagined import (
     rows_of,
     state_of,
 )
+from tokenfeed.client.feed.feed_stream import FeedStream
+from tokenfeed.client.feed.named import named_runs
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction
 
@@ -194,7 +194,7 @@ def test_of_a_folded_state_the_definition_is_compared_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its stages are gone, and what is kept are changes, which any definition could have."""
-    monkeypatch.setattr("client.feed.state.STAGES_MAX", 5)
+    monkeypatch.setattr("tokenfeed.client.feed.state.STAGES_MAX", 5)
     feed = feed_with({"web": 7, "code": 3})
     for n in range(20):
         feed = changed(feed, {"math": 1 + n % 2, "web": 1}, feed.cursor.sample)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.feed.history import History
-from client.feed.state import SHARES_MAX, STAGES_MAX, State, folded, read_state
 from tests.support import stages as some
 from tests.support.states import state_of
+from tokenfeed.client.feed.history import History
+from tokenfeed.client.feed.state import SHARES_MAX, STAGES_MAX, State, folded, read_state
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
 from tokenfeed.stream.schedule import first_stage, next_stage

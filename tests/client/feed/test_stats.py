@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from client import NumpyBatches, RemoteBatches
-from client.feed.stats import FeedStats
 from tests.client.conftest import ScriptedServer, honest, honest_frames
 from tests.conftest import Serve, WriteTokens
 from tests.support.waiting import eventually
+from tokenfeed.client.feed.stats import FeedStats
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 B, T, BATCHES = 4, 32, 25

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from client import InvalidRequest, NotFound, RemoteBatches, StreamMismatch
-from client.local import local_files
-from client.runtime import awaited_task
-from client.runtime.notifier import Notifier
-from client.runtime.threads import Outcome
 from tests.conftest import WriteTokens
 from tests.support.states import fingerprint_of
 from tests.support.waiting import eventually
+from tokenfeed.client.local import local_files
+from tokenfeed.client.runtime import awaited_task
+from tokenfeed.client.runtime.notifier import Notifier
+from tokenfeed.client.runtime.threads import Outcome
 from tokenfeed.errors import InvalidCorpus
 
 T = 8
@@ -290,7 +290,7 @@ def test_an_installation_without_the_server_s_packages_says_so(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The image of a trainer has none, and reads from servers."""
-    monkeypatch.setattr("tokenfeed._aliases._long_spec", lambda name: None)
+    monkeypatch.setattr("tokenfeed._links.find_spec", lambda name: None)
 
     with pytest.raises(InvalidRequest, match="local files cannot be read here"):
         next(RemoteBatches(f"file:{path}", 2, 4))

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from client.local import local_rows
-from client.local.local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
-from client.runtime.counters import Counters
-from client.runtime.supervised import Supervised
-from client.stream import background_rows
 from tests.support.waiting import eventually
+from tokenfeed.client.local import local_rows
+from tokenfeed.client.local.local_rows import Blocks, PatientBlocks, RowsAhead, RowsOnDemand
+from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.runtime.supervised import Supervised
+from tokenfeed.client.stream import background_rows
 from tokenfeed.errors import CorpusChanged, InvalidRequest, Unreadable
 from tokenfeed.wire.row_block import RowBlock
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from client import InvalidRequest, RemoteBatches
-from client.local.target import is_local_target, parse_local_target
+from tokenfeed.client.local.target import is_local_target, parse_local_target
 
 Words = tuple[tuple[str, ...], ...]
 

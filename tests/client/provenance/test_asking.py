@@ -6,9 +6,9 @@ from contextlib import closing
 
 import numpy as np
 
-from client.provenance.asking import covered, open_provenance
-from client.provenance.corpora import Corpora
 from tests.conftest import Serve, WriteTokens
+from tokenfeed.client.provenance.asking import covered, open_provenance
+from tokenfeed.client.provenance.corpora import Corpora
 from tokenfeed.sampling import orders
 from tokenfeed.stream.stream import Stream
 

@@ -24,14 +24,14 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from client import InvalidRequest, RemoteBatches
-from client.feed.history import Run
-from client.feed.state import read_state
-from client.provenance.checkpoint import FoundState, chosen, read_states
-from client.provenance.files import torch_file
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support import mixtures
 from tests.support.commands import run_ranks
 from tests.support.states import state_of
+from tokenfeed.client.feed.history import Run
+from tokenfeed.client.feed.state import read_state
+from tokenfeed.client.provenance.checkpoint import FoundState, chosen, read_states
+from tokenfeed.client.provenance.files import torch_file
 from tokenfeed.sampling import orders
 from tokenfeed.stream.stage import Corpus
 from tokenfeed.stream.stream import Stream
@@ -538,7 +538,7 @@ def test_without_torch_its_files_are_refused_with_the_cure(tmp_path: Path) -> No
     save_safetensors(STATE, tmp_path / "s.safetensors")
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from client.provenance.checkpoint import read_states\n"
+        "from tokenfeed.client.provenance.checkpoint import read_states\n"
         "for path in sys.argv[1:]:\n"
         "    try: print(read_states(path)[0].where)\n"
         "    except Exception as error: print(error)\n"

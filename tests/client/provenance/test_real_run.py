@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from client import NumpyBatches
-from client.provenance.checkpoint import chosen, read_states
-from client.provenance.consumed import consumed
-from client.provenance.runs import places_of, ranges_of, rows_of_step
 from tests.conftest import Serve, WriteTokens
 from tests.support import mixtures
+from tokenfeed.client.provenance.checkpoint import chosen, read_states
+from tokenfeed.client.provenance.consumed import consumed
+from tokenfeed.client.provenance.runs import places_of, ranges_of, rows_of_step
 from tokenfeed.sampling.own_samples import merged
 
 

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.feed.history import History, Run, history_of
-from client.feed.stats import source_stats
-from client.provenance.consumed import consumed
-from client.provenance.runs import assumed, future, places_of, ranges_of, rows_of_step, segments
 from tests.support.stages import AskedStage, stages_of
+from tokenfeed.client.feed.history import History, Run, history_of
+from tokenfeed.client.feed.stats import source_stats
+from tokenfeed.client.provenance.consumed import consumed
+from tokenfeed.client.provenance.runs import (
+    assumed,
+    future,
+    places_of,
+    ranges_of,
+    rows_of_step,
+    segments,
+)
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.runtime.counters import WAIT_BOUNDS_SECONDS, Counters
+from tokenfeed.client.runtime.counters import WAIT_BOUNDS_SECONDS, Counters
 
 
 @pytest.mark.parametrize("bound", [0, 6, len(WAIT_BOUNDS_SECONDS) - 1])

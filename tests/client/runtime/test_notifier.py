@@ -6,7 +6,7 @@ import random
 import threading
 import time
 
-from client.runtime.notifier import Notifier
+from tokenfeed.client.runtime.notifier import Notifier
 
 ROUNDS = 40
 PAIRS = 10

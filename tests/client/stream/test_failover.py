@@ -9,12 +9,11 @@ from contextlib import closing
 
 import pytest
 
-import client.stream.failover
-from client.stream.dataset_client import DatasetClient
-from client.stream.failover import Failover
-from client.transport.replicas import Replica, ReplicaSet
-from client.transport.timeouts import Timeouts
 from tests.client.conftest import StartScripted
+from tokenfeed.client.stream.dataset_client import DatasetClient
+from tokenfeed.client.stream.failover import Failover
+from tokenfeed.client.transport.replicas import Replica, ReplicaSet
+from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.errors import (
     BadFrame,
     BeingMade,
@@ -35,7 +34,7 @@ from tokenfeed.wire.request import Request
 @pytest.fixture(autouse=True)
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses as they are before they are varied."""
-    monkeypatch.setattr(client.stream.failover, "_JITTER", (1.0, 1.0))
+    monkeypatch.setattr("tokenfeed.client.stream.failover._JITTER", (1.0, 1.0))
 
 
 class Journey:
@@ -102,7 +101,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("client.stream.failover.time", clock)
+    monkeypatch.setattr("tokenfeed.client.stream.failover.time", clock)
     return clock
 
 

@@ -17,8 +17,6 @@ import grpc
 import pytest
 
 from client import RemoteBatches, Timeouts
-from client.stream.dataset_client import DatasetClient
-from client.transport.replicas import ReplicaSet
 from tests.client.conftest import (
     FINGERPRINT,
     ScriptedServer,
@@ -30,6 +28,8 @@ from tests.client.conftest import (
 from tests.support.ports import free_port
 from tests.support.states import fingerprint_of
 from tests.support.waiting import eventually
+from tokenfeed.client.stream.dataset_client import DatasetClient
+from tokenfeed.client.transport.replicas import ReplicaSet
 from tokenfeed.errors import InvalidRequest, StreamMismatch, Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -442,7 +442,7 @@ def test_a_new_address_of_a_name_is_found_while_the_others_are_well(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod was added; no request waits for the resolver meanwhile."""
-    monkeypatch.setattr("client.transport.replicas._RESOLVE_SECONDS", 0.0)
+    monkeypatch.setattr("tokenfeed.client.transport.replicas._RESOLVE_SECONDS", 0.0)
     replicas = ReplicaSet("dns:///feed.example:1")
     resolver.addresses = ["127.0.0.1"]
     assert addresses(replicas) == ["ipv4:127.0.0.1:1"]

@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
-from client.runtime.counters import Counters
-from client.stream.dataset_client import DatasetClient
-from client.stream.row_stream import RowStream
-from client.transport.channel import error_from_rpc
-from client.transport.timeouts import Timeouts
 from tests.client.conftest import ScriptedServer, honest, honest_frames, wanted
 from tests.faults.proxy import FaultProxy
+from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.stream.dataset_client import DatasetClient
+from tokenfeed.client.stream.row_stream import RowStream
+from tokenfeed.client.transport.channel import error_from_rpc
+from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.errors import (
     Busy,
     CorpusChanged,
@@ -208,7 +208,9 @@ def test_a_stream_asks_for_little_until_its_trainer_takes_batches(
     scripted: ScriptedServer, open_stream: OpenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hundreds of trainers that begin together do not wait for each other's 32 MiB."""
-    monkeypatch.setattr("client.stream.row_stream.FIRST_PREFETCH_BYTES", 8 * 2 * 2 * (T + 1))
+    monkeypatch.setattr(
+        "tokenfeed.client.stream.row_stream.FIRST_PREFETCH_BYTES", 8 * 2 * 2 * (T + 1)
+    )
     stream = open_stream(num_batches=None, room_batches=64)
     while stream._received_row < 16:
         threading.Event().wait(0.01)

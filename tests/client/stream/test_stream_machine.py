@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from client.runtime.counters import Counters
-from client.stream.dataset_client import DatasetClient
-from client.stream.row_stream import RowStream
-from client.transport.timeouts import Timeouts
 from tests.client.conftest import honest_frames, start_server, wanted
+from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.stream.dataset_client import DatasetClient
+from tokenfeed.client.stream.row_stream import RowStream
+from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 B, T = 3, 4

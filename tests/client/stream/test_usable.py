@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from client import RemoteBatches
-from client.stream.usable import require_usable
-from client.stream.wanted_planes import WantedPlanes
 from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, wanted
+from tokenfeed.client.stream.usable import require_usable
+from tokenfeed.client.stream.wanted_planes import WantedPlanes
 from tokenfeed.errors import (
     ContractMismatch,
     InvalidRequest,

@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client.stream.calls import Calls
-from client.stream.wanted_planes import WantedPlanes, require_valid
 from tests.client.conftest import wanted
 from tests.support import reference
 from tests.support.mixtures import MIXTURE, NAMES, T
@@ -20,6 +18,8 @@ from tests.support.targets import (
     redacted_plane,
     starts_plane,
 )
+from tokenfeed.client.stream.calls import Calls
+from tokenfeed.client.stream.wanted_planes import WantedPlanes, require_valid
 from tokenfeed.errors import BadFrame
 from tokenfeed.stream.planes import (
     DOCUMENT_STARTS,

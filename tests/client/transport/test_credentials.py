@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from client import Credentials, RemoteBatches, Timeouts
-from client.transport.channel import Channel
-from client.transport.credentials import with_environment
 from tests.client.conftest import ScriptedServer, StartScripted
 from tests.conftest import Serve, WriteTokens
 from tests.faults.credentials import Papers, write_papers
 from tests.support.waiting import eventually
+from tokenfeed.client.transport.channel import Channel
+from tokenfeed.client.transport.credentials import with_environment
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -39,8 +39,8 @@ def log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> pytest.LogCaptureFixture:
     """The log of a client that tries again soon, with a line for each failed round."""
-    monkeypatch.setattr("client.stream.failover._LOG_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr("client.stream.failover._BACKOFF_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("tokenfeed.client.stream.failover._LOG_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("tokenfeed.client.stream.failover._BACKOFF_SECONDS_MAX", 0.2)
     return caplog
 
 

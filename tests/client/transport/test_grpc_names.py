@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from client.transport.channel import Channel
-from server.rpc.admission import run_in_pool
 from tests.client.conftest import ScriptedServer, honest_frames
 from tests.server import requests
+from tokenfeed.client.transport.channel import Channel
+from tokenfeed.server.rpc.admission import run_in_pool
 
 REQUEST = requests.batches(
     batch_size=2, context_length=4, order="random-1", num_batches=5, world_size=1

@@ -146,7 +146,7 @@ def test_the_jobs_make_what_a_server_finds(serve: Serve, tmp_path: Path) -> None
     corpus.write_jsonl(text / "pages.jsonl", [{"text": page} for page in corpus.documents(300)])
     corpus.make_tokenizer(tmp_path / "data" / "tokenizer.json")
 
-    run("-m", "server.ingest", *rewritten(container("jobs/ingest")["args"], tmp_path))
+    run("-m", "tokenfeed.server.ingest", *rewritten(container("jobs/ingest")["args"], tmp_path))
     _, *module = container("jobs/pack")["command"]
     run(*module, *rewritten(container("jobs/pack")["args"], tmp_path))
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from server.cli.options import build_parser as serve_parser
 from tests.conftest import ROOT
 from tests.deploy.kubernetes.manifests import (
     OVERLAYS,
@@ -18,6 +17,7 @@ from tests.deploy.kubernetes.manifests import (
     pod,
     workload,
 )
+from tokenfeed.server.cli.options import build_parser as serve_parser
 
 SHARED_VOLUME, NODE_DISK = OVERLAYS
 STARTS_SECONDS = 600
@@ -61,12 +61,14 @@ def test_health_is_asked_by_grpc_where_the_port_speaks_plaintext() -> None:
 def test_health_is_asked_by_grpc_over_the_socket_where_the_port_speaks_tls(name: str) -> None:
     """The kubelet speaks no TLS to gRPC. It is what the image does under Docker."""
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
-    (command,) = re.findall(r'CMD \["python", "-m", "server.probe", "([^"]+)"\]', dockerfile)
+    (command,) = re.findall(
+        r'CMD \["python", "-m", "tokenfeed.server.probe", "([^"]+)"\]', dockerfile
+    )
     for kind in ("startupProbe", "readinessProbe"):
         probe = container(name)[kind]
         assert "grpc" not in probe
         *words, timeout = probe["exec"]["command"]
-        assert words == ["python", "-m", "server.probe", command]
+        assert words == ["python", "-m", "tokenfeed.server.probe", command]
         own_seconds = int(timeout.removeprefix("--timeout-seconds="))
         assert own_seconds < probe["timeoutSeconds"], "an answer of its own, in the events"
         assert probe["timeoutSeconds"] <= probe["periodSeconds"]

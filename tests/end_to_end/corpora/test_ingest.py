@@ -16,11 +16,6 @@ import numpy as np
 import pytest
 
 from client import RemoteBatches
-from client.transport.channel import describe
-from server import verify
-from server.datasets.sources import parse_text
-from server.datasets.sources.text_cache import TextCache
-from server.ingest.finished import require_whole
 from tests.conftest import ROOT, Serve
 from tests.end_to_end.training.nanochat import NanochatLoader
 from tests.server.ingest.chats import CHATML, without_blocks
@@ -36,7 +31,12 @@ from tests.server.ingest.running import ingested
 from tests.support import reference
 from tests.support.commands import run
 from tests.support.offline import offline_rows, received_rows
+from tokenfeed.client.transport.channel import describe
 from tokenfeed.errors import InvalidCorpus, StreamMismatch
+from tokenfeed.server import verify
+from tokenfeed.server.datasets.sources import parse_text
+from tokenfeed.server.datasets.sources.text_cache import TextCache
+from tokenfeed.server.ingest.finished import require_whole
 from tokenfeed.stream.planes import LOSS_MASK
 
 pytestmark = pytest.mark.slow
@@ -296,11 +296,11 @@ def test_a_folder_with_masks_is_inspected_and_verified(pairs: Path) -> None:
     """Inspect says where the masks are."""
     train = str(pairs / "train")
 
-    said = run("-m", "server.inspect", train)
+    said = run("-m", "tokenfeed.server.inspect", train)
 
     shards = sorted(pairs.glob("train/*.ds.loss"))
     assert f"  loss masks: of {len(shards)} file(s), the first is {shards[0]}\n" in said
-    assert "digest:" in run("-m", "server.verify", train)
+    assert "digest:" in run("-m", "tokenfeed.server.verify", train)
 
 
 def test_a_manifest_of_another_tool_does_not_matter(serve: Serve, tmp_path: Path) -> None:

@@ -234,7 +234,9 @@ def next_marked_shard(order: str, seed: int, start_sample: int) -> tuple[int, in
 
 def seconds_to_import() -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import server.cli.serve"], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import tokenfeed.server.cli.serve"], cwd=ROOT, check=True
+    )
     return time.perf_counter() - started
 
 

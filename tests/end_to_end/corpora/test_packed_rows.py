@@ -21,10 +21,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from client import InvalidRequest, Mixture, NumpyBatches, RemoteBatches, Timeouts
-from client.stream import failover
-from server import pack
-from server.datasets.sources import DatasetSource
-from server.storage.rows import indices
 from tests.conftest import Serve, WriteTokens
 from tests.server.rpc.test_service import opened as opened_datasets
 from tests.server.rpc.test_service import serving
@@ -39,7 +35,11 @@ from tests.support.packed_corpora import (
     random_lengths,
     write_corpus,
 )
+from tokenfeed.client.stream import failover
 from tokenfeed.errors import RequestError, StreamMismatch, Unreachable
+from tokenfeed.server import pack
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.storage.rows import indices
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 T, B, SEED = 13, 4, 7

@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from client.runtime.counters import Counters
-from client.stream.dataset_client import DatasetClient
-from client.stream.row_stream import RowStream
-from client.stream.wanted_planes import WantedPlanes
-from client.transport.timeouts import Timeouts
-from server.datasets.dataset import Dataset
-from server.storage.store import gather_block
 from tests.server.requests import batches
 from tests.server.rpc.test_service import Peer, serving
 from tests.support.frames import encode
 from tests.support.memory_store import MemoryStore
+from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.stream.dataset_client import DatasetClient
+from tokenfeed.client.stream.row_stream import RowStream
+from tokenfeed.client.stream.wanted_planes import WantedPlanes
+from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.errors import BadFrame
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import plan
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.storage.store import gather_block
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Corpus, Stream

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.__main__ import main
 from tests.conftest import Serve, WriteTokens
 from tests.faults.credentials import (
     OTHER_TOKEN,
@@ -26,6 +25,7 @@ from tests.faults.credentials import (
 )
 from tests.support.far_side import far_side
 from tests.support.ports import free_port
+from tokenfeed.client.__main__ import main
 
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("tc") is None, reason="needs root, and tc of iproute2"

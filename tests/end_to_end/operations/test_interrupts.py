@@ -71,7 +71,7 @@ IN_GRPC = """
 import gc, os, sys, threading
 import torch
 from client import InvalidRequest, RemoteBatches, Unreachable
-from client.transport.channel import describe
+from tokenfeed.client.transport.channel import describe
 import grpc
 folder = os.path.dirname(grpc.__file__) + os.sep
 calls = []

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.__main__ import main
 from tests.conftest import ROOT, WriteTokens
 from tests.faults.interrupts import interrupted
 from tests.support.commands import run
+from tokenfeed.client.__main__ import main
 
 Captured = pytest.CaptureFixture[str]
 WAYS = ("loop", "state_dict", "let_go")

@@ -14,7 +14,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client import Credentials, RemoteBatches, Timeouts
-from client.transport.channel import describe
 from tests.conftest import Serve, Server, WriteTokens
 from tests.faults.credentials import (
     OTHER_TOKEN,
@@ -26,6 +25,7 @@ from tests.faults.credentials import (
 )
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
+from tokenfeed.client.transport.channel import describe
 from tokenfeed.errors import InvalidRequest, Unauthenticated, Unreachable
 
 GARBAGE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -76,7 +76,7 @@ def test_a_container_probes_its_health_without_certificate_and_token(
     serve: Serve, corpus: Path, papers: Papers, token_file: Path, tmp_path: Path
 ) -> None:
     """Over a Unix socket of its own, whatever the network needs."""
-    from server.probe import main
+    from tokenfeed.server.probe import main
 
     socket = tmp_path / "feed.sock"
     secrets = [*tls(papers.cert, papers.key), "--token-file", token_file]
@@ -329,7 +329,7 @@ def test_a_token_never_travels_in_plaintext_to_another_machine() -> None:
 def test_a_server_with_tokens_and_without_tls_does_not_listen_to_the_network(
     corpus: Path, token_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from server.cli.serve import main
+    from tokenfeed.server.cli.serve import main
 
     arguments = ["--data", str(corpus), "--port", "0", "--token-file", str(token_file)]
     assert main(arguments) == 1
@@ -412,7 +412,7 @@ def test_credentials_that_are_none_are_an_error_at_the_start(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from server.cli.serve import main
+    from tokenfeed.server.cli.serve import main
 
     garbage = tmp_path / "garbage.pem"
     garbage.write_bytes(GARBAGE)

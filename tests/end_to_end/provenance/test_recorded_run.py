@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from client.__main__ import main
 from tests.conftest import serving
 from tests.support import recorded_run
 from tests.support.recorded_run import RecordedRun, Row, Source, T
+from tokenfeed.client.__main__ import main
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from client import InvalidRequest, Mixture, NumpyBatches, StreamMismatch
-from client.feed.feed_stream import FeedStream
 from tests.support.packed_corpora import write_corpus
 from tests.support.redacting import redact
+from tokenfeed.client.feed.feed_stream import FeedStream
 
 B, T, WINDOWS = 2, 8, 50
 ALLOWED = ("mixture",)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from client.device.rich_batch import RichBatch
 from tests.support.rows_with_documents import batch_with_documents
+from tokenfeed.client.device.rich_batch import RichBatch
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 97, 32, 4, 2
 T = 48

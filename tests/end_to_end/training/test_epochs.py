@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from client import InvalidRequest, RemoteBatches, SamplesExhausted, StreamMismatch
-from client.feed.epochs import Tail
-from client.feed.stats import FeedStats
 from tests.conftest import Serve, WriteTokens
 from tests.support.offline import offline_rows, received_rows
+from tokenfeed.client.feed.epochs import Tail
+from tokenfeed.client.feed.stats import FeedStats
 
 T = 8
 WINDOWS = 101

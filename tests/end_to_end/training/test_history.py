@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from client import InvalidRequest, RemoteBatches, StreamMismatch
-from client.feed.epochs import Tail
 from tests.conftest import ROOT, Serve, Server, WriteTokens
 from tests.support.offline import offline_rows, received_rows
 from tests.support.states import fingerprint_of
+from tokenfeed.client.feed.epochs import Tail
 
 T = 4
 WINDOWS = 500_000

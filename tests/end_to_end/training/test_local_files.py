@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from client import LimitExceeded, RemoteBatches, StreamMismatch
-from client.feed.epochs import Tail
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.server.storage.borders.naive import write_datatrove
 from tests.support.commands import run_ranks
 from tests.support.offline import offline_rows, received_rows
 from tests.support.waiting import least_seconds
+from tokenfeed.client.feed.epochs import Tail
 from tokenfeed.sampling import orders
 
 T = 8
@@ -350,7 +350,7 @@ assert not [name for name in sys.modules if name.startswith("tokenfeed.server.rp
 
 SHOW = """
 import sys
-from client.__main__ import main
+from tokenfeed.client.__main__ import main
 code = main(["show", f"file:{sys.argv[1]}", "--batch-size", "1", "--context-length", "3"])
 assert "torch" not in sys.modules
 sys.exit(code)

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from client import InvalidRequest, Mixture, NotFound, RemoteBatches, StreamMismatch
-from client.feed.ranks import agreement
 from tests.conftest import Serve, WriteTokens
 from tests.support import reference
 from tests.support.commands import run_ranks
@@ -35,6 +34,7 @@ from tests.support.mixtures import (
 )
 from tests.support.offline import received_rows
 from tests.support.ports import free_port
+from tokenfeed.client.feed.ranks import agreement
 from tokenfeed.stream.stream import Stream
 
 
@@ -421,7 +421,7 @@ def test_a_closed_feed_opens_nothing_again(
         return stream
 
     next(feed)
-    monkeypatch.setattr("client.feed.feed_stream.folded", closed_meanwhile)
+    monkeypatch.setattr("tokenfeed.client.feed.feed_stream.folded", closed_meanwhile)
     assert feed.change_mixture({"code": 1}) == 10
     assert feed._datasets.closed
     assert list(feed) == []

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from client import InvalidRequest, Mixture, NotFound, RemoteBatches, StreamMismatch
-from client.feed.ranks import agreement
 from tests.conftest import Serve, WriteTokens
 from tests.support import reference
 from tests.support.mixtures import (
@@ -31,6 +30,7 @@ from tests.support.mixtures import (
 )
 from tests.support.offline import received_rows
 from tests.support.ports import free_port
+from tokenfeed.client.feed.ranks import agreement
 
 
 @pytest.fixture

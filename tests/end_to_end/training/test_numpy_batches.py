@@ -17,9 +17,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from client import InvalidRequest, NumpyBatches, NumpyRichBatch, RemoteBatches
-from client.feed.batch_reader import BatchReader
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.end_to_end.training.test_target_masks import ALONE, CORPUS, B, T, expected, served
+from tokenfeed.client.feed.batch_reader import BatchReader
 
 ORDERS = {"random": "random-1", "shuffled": "shuffled-1", "sequential": "sequential-1"}
 ATTRIBUTES = (

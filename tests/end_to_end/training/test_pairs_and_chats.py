@@ -20,14 +20,14 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from client import RemoteBatches
-from client.__main__ import main
-from client.stream.wanted_planes import LossMask
-from server import inspect
 from tests.conftest import Serve
 from tests.server.ingest.chats import CHATML
 from tests.server.ingest.corpus import END, write_jsonl, write_parquet
 from tests.server.ingest.running import ingested
 from tests.support import reference
+from tokenfeed.client.__main__ import main
+from tokenfeed.client.stream.wanted_planes import LossMask
+from tokenfeed.server import inspect
 
 T, B, SEED = 96, 8, 3
 ALONE = {"rank": 0, "world_size": 1}

@@ -18,10 +18,10 @@ import torch.distributed.checkpoint as dcp
 from torch.utils.data import DataLoader
 
 from client import InvalidRequest, RemoteBatches, StreamMismatch
-from client.transport.channel import describe
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.commands import run_ranks
 from tests.support.offline import offline_rows, received_rows
+from tokenfeed.client.transport.channel import describe
 
 T = 8
 WINDOWS = 100

@@ -30,19 +30,6 @@ from client import (
     Unreachable,
     validation_feeds,
 )
-from client.__main__ import main
-from client.device.numpy_batch import Note
-from client.device.transfer import DirectTransfer, PinnedTransfer
-from client.feed.mixture.recipe import Definition
-from client.feed.ranks.agreement import RankAgreement
-from client.feed.state import read_state
-from client.local.local_files import LocalFiles
-from client.stream.dataset_client import Agreement, DatasetClient
-from client.stream.wanted_planes import WantedPlanes
-from client.transport.timeouts import Timeouts
-from server.datasets.dataset import Dataset
-from server.datasets.open_local import LocalDatasets
-from server.datasets.opening import TokenChecks, dataset_of
 from tests.client.conftest import wanted
 from tests.client.device.simulated_device import Device
 from tests.server.rpc.test_service import serving
@@ -51,7 +38,20 @@ from tests.support.masked_mixtures import MaskedMixtures
 from tests.support.memory_store import MemoryStore
 from tests.support.targets import starts_plane, targets
 from tests.support.waiting import eventually
+from tokenfeed.client.__main__ import main
+from tokenfeed.client.device.numpy_batch import Note
+from tokenfeed.client.device.transfer import DirectTransfer, PinnedTransfer
+from tokenfeed.client.feed.mixture.recipe import Definition
+from tokenfeed.client.feed.ranks.agreement import RankAgreement
+from tokenfeed.client.feed.state import read_state
+from tokenfeed.client.local.local_files import LocalFiles
+from tokenfeed.client.stream.dataset_client import Agreement, DatasetClient
+from tokenfeed.client.stream.wanted_planes import WantedPlanes
+from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.open_local import LocalDatasets
+from tokenfeed.server.datasets.opening import TokenChecks, dataset_of
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.wire.row_block import Plane
 
@@ -274,7 +274,9 @@ def test_a_device_gets_the_same_targets(
     """The bits of targets travel in the copy of the tokens."""
     device = Device()
 
-    monkeypatch.setattr("client.batches.remote.transfer_for", partial(transfer_to, device, kind))
+    monkeypatch.setattr(
+        "tokenfeed.client.batches.remote.transfer_for", partial(transfer_to, device, kind)
+    )
     with RemoteBatches(address, B, T, seed=7, mask_borders=True, num_batches=40, **ALONE) as feed:
         batches = list(feed)
     device.finish()
@@ -291,7 +293,9 @@ def test_a_device_gets_the_same_documents(
 
     with RemoteBatches(address, B, T, seed=7, num_batches=40, **ALONE) as feed:
         wanted = [(each.tokens, each.positions, each.sample) for each in feed.batches()]
-    monkeypatch.setattr("client.batches.remote.transfer_for", partial(transfer_to, device, kind))
+    monkeypatch.setattr(
+        "tokenfeed.client.batches.remote.transfer_for", partial(transfer_to, device, kind)
+    )
     with RemoteBatches(address, B, T, seed=7, num_batches=40, **ALONE) as feed:
         batches = list(feed.batches())
     device.finish()

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from client import Deleted, InvalidRequest, Mixture, NotFound, validation_feeds
-from client.batches.validation import ValidationFeeds
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.offline import offline_rows, received_rows
 from tests.support.packed_corpora import ORDERS, Order, random_lengths, write_corpus
 from tests.support.redacting import redact
 from tests.support.waiting import eventually
+from tokenfeed.client.batches.validation import ValidationFeeds
 
 T, B = 8, 4
 WINDOWS = {"web-val": 101, "code-val": 48, "math-val": 3}

@@ -13,8 +13,8 @@ import pytest
 import torch
 import transformers
 
-from client.device.rich_batch import RichBatch
 from tests.support.rows_with_documents import batch_with_documents
+from tokenfeed.client.device.rich_batch import RichBatch
 
 VOCABULARY, T = 97, 64
 STARTS = [[20, 37], [1, 30, 63], []]

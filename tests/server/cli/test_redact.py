@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.cli.redact import main
-from server.datasets.redactions.list_file import read_list
-from server.datasets.redactions.ranges import RedactionList, TokenRanges
-from server.inspect import main as inspect
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.server.ingest.running import ingested
+from tokenfeed.server.cli.redact import main
+from tokenfeed.server.datasets.redactions.list_file import read_list
+from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
+from tokenfeed.server.inspect import main as inspect
 
 DELIMITER = ("--document-end-token", "5")
 
@@ -191,7 +191,7 @@ def test_it_says_the_next_step(corpus: list[str], capsys: pytest.CaptureFixture[
 
 def test_two_at_once_lose_nothing(corpus: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each adds to what the other has written."""
-    command = [sys.executable, "-m", "server.cli.redact", *corpus]
+    command = [sys.executable, "-m", "tokenfeed.server.cli.redact", *corpus]
     running = [
         subprocess.Popen(
             [*command, f"--range=0:{first}:{first + 1}"], cwd=ROOT, stdout=subprocess.DEVNULL
@@ -217,7 +217,7 @@ def test_a_list_that_is_no_list_gets_no_lock(
 
 def test_a_closed_stdout_is_an_error_before_anything_is_written(corpus: list[str]) -> None:
     """The hash of the list would be lost."""
-    command = [sys.executable, "-m", "server.cli.redact", *corpus, "--range=0:1:9"]
+    command = [sys.executable, "-m", "tokenfeed.server.cli.redact", *corpus, "--range=0:1:9"]
     done = subprocess.run(
         ["sh", "-c", '"$@" >&-', "sh", *command],
         cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60,

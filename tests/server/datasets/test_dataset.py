@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.datasets.dataset import Dataset
-from server.datasets.opening import TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.storage.choice import Storing
-from server.storage.formats import FormatOptions
-from server.storage.store import gather_block
 from tests.conftest import WriteTokens
 from tests.server.conftest import look_at_all, options
 from tests.support import reference
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.storage.choice import Storing
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.store import gather_block
 
 OpenDataset = Callable[..., Dataset]
 
@@ -194,7 +194,7 @@ def test_a_long_scan_of_all_tokens_logs_its_progress(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A terabyte of int32 takes many minutes: a silent server would be taken for a dead one."""
-    monkeypatch.setattr("server.datasets.content._PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("tokenfeed.server.datasets.content._PROGRESS_SECONDS", 0.0)
     path = above_1_gib(tmp_path / "sparse.npy")
 
     with caplog.at_level("INFO"):

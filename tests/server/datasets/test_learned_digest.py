@@ -17,21 +17,21 @@ import grpc
 import numpy as np
 import pytest
 
-from client.transport.channel import describe
-from server.datasets import warmup
-from server.datasets.content import InOrder
-from server.datasets.dataset import Dataset
-from server.datasets.opening import TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.datasets.sources.manifest import ManifestSplit
-from server.datasets.warmup import WarmUp, take_digest
-from server.storage.choice import Storing
-from server.storage.local.sidecar import read_sidecar
 from tests.conftest import Serve, Server, WriteTokens
 from tests.server.conftest import look_at_all, options
 from tests.server.requests import batches
 from tests.support import reference
 from tests.support.waiting import eventually
+from tokenfeed.client.transport.channel import describe
+from tokenfeed.server.datasets import warmup
+from tokenfeed.server.datasets.content import InOrder
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.datasets.sources.manifest import ManifestSplit
+from tokenfeed.server.datasets.warmup import WarmUp, take_digest
+from tokenfeed.server.storage.choice import Storing
+from tokenfeed.server.storage.local.sidecar import read_sidecar
 from tokenfeed.stream import identity
 
 TOKENS = 1_300_000
@@ -163,7 +163,7 @@ def test_where_the_sidecar_cannot_be_written_memory_has_the_digest(
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("server.storage.local.sidecar.os.replace", read_only)
+    monkeypatch.setattr("tokenfeed.server.storage.local.sidecar.os.replace", read_only)
     with caplog.at_level(logging.INFO, "tokenfeed.server"):
         warmed_up(dataset)
 

@@ -11,15 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.datasets.dataset import Dataset, start_polling
-from server.datasets.opening import PlaneOptions, TokenChecks, log_opened, open_dataset
-from server.datasets.planned_rows import PlannedRows
-from server.datasets.sources import DatasetSource, parse_datasets
-from server.storage import choice
-from server.storage.choice import Storing
-from server.storage.formats import FormatOptions
-from server.storage.local import descriptors
-from server.storage.mixed_store import MixedStore
 from tests.server.conftest import look_at_all, options
 from tests.server.storage.formats.writing import megatron_index
 from tests.support import reference
@@ -28,6 +19,15 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import plan
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.datasets.dataset import Dataset, start_polling
+from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, log_opened, open_dataset
+from tokenfeed.server.datasets.planned_rows import PlannedRows
+from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
+from tokenfeed.server.storage import choice
+from tokenfeed.server.storage.choice import Storing
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.local import descriptors
+from tokenfeed.server.storage.mixed_store import MixedStore
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream

@@ -16,19 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client.local.target import parse_local_target
-from server.datasets.dataset import Dataset
-from server.datasets.open_local import LocalDatasets, open_local
-from server.datasets.opening import TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.ingest.__main__ import main as ingest
-from server.storage.borders import opening
-from server.storage.formats import FormatOptions
 from tests.conftest import WriteTokens
 from tests.support import reference
 from tests.support.full_disk import FullDisk
 from tests.support.redacted_corpora import begin_erasure, write_lists
 from tests.support.waiting import eventually, let_time_pass
+from tokenfeed.client.local.target import parse_local_target
 from tokenfeed.errors import (
     CorpusChanged,
     Deleted,
@@ -39,6 +32,13 @@ from tokenfeed.errors import (
     TokenfeedError,
 )
 from tokenfeed.sampling import orders
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.open_local import LocalDatasets, open_local
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.ingest.__main__ import main as ingest
+from tokenfeed.server.storage.borders import opening
+from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.schedule import first_stage, next_stage
@@ -481,7 +481,7 @@ def test_borders_and_rows_are_kept_in_the_folder_of_the_target(
     has_room: bool,
 ) -> None:
     """Where the corpus may not be written to; and if nothing may, the cure is an option."""
-    monkeypatch.setattr("server.storage.rows.kept.MEMORY_BYTES_MAX", 0)
+    monkeypatch.setattr("tokenfeed.server.storage.rows.kept.MEMORY_BYTES_MAX", 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "temporary").mkdir()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from server.datasets.planned_rows import LookaheadPlan
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.datasets.planned_rows import LookaheadPlan
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 

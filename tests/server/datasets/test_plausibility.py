@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.datasets.opening import TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.storage.formats import FormatOptions
 from tests.server.conftest import options
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.storage.formats import FormatOptions
 
 Random = np.random.Generator
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.datasets import warmup
-from server.datasets.dataset import Dataset
-from server.datasets.loss_masks import LossMask
-from server.datasets.warmup import WarmUp, fitting, warm
-from server.runtime.process import memory_limit
-from server.storage.local import syscalls
-from server.storage.local.mapped_store import MapStore
-from server.storage.store import PIECE_BYTES, TokenStore
 from tests.conftest import Serve
 from tests.server.conftest import look, options
+from tokenfeed.server.datasets import warmup
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.loss_masks import LossMask
+from tokenfeed.server.datasets.warmup import WarmUp, fitting, warm
+from tokenfeed.server.runtime.process import memory_limit
+from tokenfeed.server.storage.local import syscalls
+from tokenfeed.server.storage.local.mapped_store import MapStore
+from tokenfeed.server.storage.store import PIECE_BYTES, TokenStore
 
 PAGE_BYTES = syscalls.PAGE_BYTES
 MakeCorpus = Callable[..., MapStore]

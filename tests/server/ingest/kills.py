@@ -33,8 +33,8 @@ CALLS = ("write", "fsync", "replace", "rename")
 
 def run_and_die(call: str, number: int, words: list[str]) -> int:
     """Ingest in this process, which dies at the number-th such call.  Returns: if it does not."""
-    from server.ingest import run
-    from server.ingest.__main__ import main
+    from tokenfeed.server.ingest import run
+    from tokenfeed.server.ingest.__main__ import main
 
     run._CHECKPOINT_SECONDS = 0.0
     counts = die_at(call, number, CALLS)

@@ -1,4 +1,4 @@
-"""python -m server.ingest as a process of its own."""
+"""python -m tokenfeed.server.ingest as a process of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.support import forked
 
 
 def ingest(
-    *words: str | Path, module: str = "server.ingest", timeout: float = 60
+    *words: str | Path, module: str = "tokenfeed.server.ingest", timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """Run it until it ends.  module: to run another module instead, which starts from nothing."""
-    if module == "server.ingest":
+    if module == "tokenfeed.server.ingest":
         return forked.run(module, *words, timeout=timeout)
     command = [sys.executable, "-m", module, *map(str, words)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)

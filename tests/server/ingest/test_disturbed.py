@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from server.ingest import run
 from tests.conftest import ROOT
 from tests.server.ingest.corpus import (
     documents,
@@ -29,6 +28,7 @@ from tests.server.ingest.corpus import (
 )
 from tests.server.ingest.running import ingest, ingested
 from tokenfeed.errors import WriteFailed
+from tokenfeed.server.ingest import run
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def at_work(path: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[str]
     # A shell that starts the tests in the background has Ctrl-C ignored in all that they start.
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from server.ingest.__main__ import main; sys.exit(main())"
+        "from tokenfeed.server.ingest.__main__ import main; sys.exit(main())"
     )
     command = [sys.executable, "-c", code, str(path), *more, "--out", str(out)]
     command += ["--tokenizer", "bytes", "--workers", "1"]
@@ -159,7 +159,7 @@ def test_stdout_that_cannot_be_written_gives_no_traceback(tmp_path: Path) -> Non
 
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "server.ingest", *words],
+            [sys.executable, "-m", "tokenfeed.server.ingest", *words],
             cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
         )  # fmt: skip
 
@@ -248,7 +248,8 @@ def test_memory_does_not_grow_with_the_text_in_a_row_group(tmp_path: Path) -> No
 
     # A process begins with the peak of its parent, and that of a shell is small.
     done = subprocess.run(
-        ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "server.ingest", *words],
+        ["sh", "-c", 'python=$1; shift; "$python" -m tokenfeed.server.ingest "$@"; exit $?', "sh",
+         sys.executable, *words],
         cwd=ROOT, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
 
@@ -282,7 +283,7 @@ def test_a_full_disk_is_reported_and_with_space_it_resumes(tokenizer: Path, tmp_
     small, log, kept = (tmp_path / name for name in ("small", "log", "kept"))
     small.mkdir()
 
-    command = [sys.executable, "-m", "server.ingest", *words, "--out", str(small / "out")]
+    command = [sys.executable, "-m", "tokenfeed.server.ingest", *words, "--out", str(small / "out")]
     done = subprocess.run(
         ["unshare", "--mount", "bash", "-c", FULL_THEN_ROOM, "bash", *command],
         cwd=ROOT,

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from server.ingest import progress
-from server.ingest.progress import Progress, duration
+from tokenfeed.server.ingest import progress
+from tokenfeed.server.ingest.progress import Progress, duration
 
 
 class Terminal(io.StringIO):

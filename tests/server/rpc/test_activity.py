@@ -10,8 +10,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from server.datasets.redactions.redacted_rows import CurrentRows
-from server.rpc.activity import (
+from tests.support.memory_store import MemoryStore
+from tokenfeed.sampling import orders
+from tokenfeed.server.datasets.redactions.redacted_rows import CurrentRows
+from tokenfeed.server.rpc.activity import (
     ENDED_SECONDS,
     FORGET_SECONDS,
     RATE_SECONDS,
@@ -22,10 +24,8 @@ from server.rpc.activity import (
     Histogram,
     Labels,
 )
-from server.rpc.fair_scheduler import FairScheduler
-from server.rpc.frame_producer import FrameProducer, MadeFrame
-from tests.support.memory_store import MemoryStore
-from tokenfeed.sampling import orders
+from tokenfeed.server.rpc.fair_scheduler import FairScheduler
+from tokenfeed.server.rpc.frame_producer import FrameProducer, MadeFrame
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire import frame
@@ -47,7 +47,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("server.rpc.activity.tracker.time", clock)
+    monkeypatch.setattr("tokenfeed.server.rpc.activity.tracker.time", clock)
     return clock
 
 

@@ -16,12 +16,12 @@ import grpc
 import numpy as np
 import pytest
 
-from server.rpc import admission
-from server.rpc.admission import ActiveCall, AdmissionControl, StreamLimits
 from tests.conftest import Serve, Server, WriteTokens
 from tests.server.requests import batches
 from tests.support.waiting import eventually, least_seconds
 from tokenfeed.errors import Busy, ServerUnavailable
+from tokenfeed.server.rpc import admission
+from tokenfeed.server.rpc.admission import ActiveCall, AdmissionControl, StreamLimits
 
 METHOD = "/tokenfeed.v1.TokenFeed/GetBatch"
 ENDLESS = batches(
@@ -33,7 +33,7 @@ ENDLESS = batches(
 ).SerializeToString()
 
 
-POLLS = {"server.rpc.admission.POLL_SECONDS": 0.05}
+POLLS = {"tokenfeed.server.rpc.admission.POLL_SECONDS": 0.05}
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_a_client_that_stops_reading_is_closed_and_its_neighbor_is_not(
 def test_calls_without_a_request_are_closed_and_block_no_other(serve: Serve, corpus: Path) -> None:
     """Headers, and then no message: each of them occupies a thread."""
     limits = ("--max-streams", "8", "--max-streams-per-peer", "8")
-    timers = {**POLLS, "server.rpc.admission.REQUEST_SECONDS": 3.0}
+    timers = {**POLLS, "tokenfeed.server.rpc.admission.REQUEST_SECONDS": 3.0}
     server = serve("--data", corpus, *limits, timers=timers)
 
     def nothing() -> Iterator[bytes]:
@@ -390,7 +390,7 @@ def port(server: Server) -> int:
 def test_an_invalid_limit_is_named(
     option: str, value: str, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from server.cli.serve import main
+    from tokenfeed.server.cli.serve import main
 
     assert main(["--data", str(corpus), option, value]) == 1
     assert f"error: {option}" in capsys.readouterr().err

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.rpc.fair_scheduler import (
+from tests.support.waiting import eventually
+from tokenfeed.server.rpc.fair_scheduler import (
     CONTENDED_FRAME_BYTES,
     CONTENDED_STREAMS,
     UNREAD_BYTES,
     FairScheduler,
 )
-from tests.support.waiting import eventually
 
 
 def queued(scheduler: FairScheduler, count: int) -> None:

@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.datasets.dataset import Dataset
-from server.datasets.opening import TokenChecks, open_dataset
-from server.datasets.redactions.redacted_rows import CurrentRows
-from server.datasets.sources import DatasetSource
-from server.rpc.admission import Connection
-from server.rpc.fair_scheduler import FairScheduler
-from server.rpc.frame_producer import FrameProducer
-from server.storage.choice import Storing
-from server.storage.formats import FormatOptions
-from server.storage.local import opened_shards
-from server.storage.local.local_store import LocalStore
-from server.storage.local.opened_shards import Unread
 from tests.conftest import WriteTokens
 from tests.server.requests import batches
 from tests.support.waiting import eventually
 from tokenfeed.errors import Unreadable
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.redactions.redacted_rows import CurrentRows
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.rpc.admission import Connection
+from tokenfeed.server.rpc.fair_scheduler import FairScheduler
+from tokenfeed.server.rpc.frame_producer import FrameProducer
+from tokenfeed.server.storage.choice import Storing
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.local import opened_shards
+from tokenfeed.server.storage.local.local_store import LocalStore
+from tokenfeed.server.storage.local.opened_shards import Unread
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import from_message
 

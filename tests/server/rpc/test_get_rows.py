@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from server.datasets.dataset import Dataset
-from server.datasets.sources import DatasetSource
-from server.rpc.activity import Labels
 from tests.server.requests import Weighted, mixed
 from tests.server.rpc.test_service import Peer, Status, opened, require_refusal, serving
 from tests.support import reference
 from tests.support.packed_corpora import random_lengths, write_corpus
 from tests.support.redacted_corpora import begin_erasure, write_lists
 from tokenfeed.sampling.document_rows import RowsKey
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.rpc.activity import Labels
 from tokenfeed.stream.planes import KINDS
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 

@@ -252,7 +252,7 @@ def test_a_unix_socket_serves_trainers_of_this_machine(
 def test_a_unix_socket_in_use_is_refused_and_a_stale_one_is_replaced(
     serve: Serve, two: list[Path], tmp_path: Path
 ) -> None:
-    from server.cli.serve import main
+    from tokenfeed.server.cli.serve import main
 
     path = tmp_path / "feed.sock"
     server = serve("--data", two[0], "--unix", path)
@@ -269,7 +269,7 @@ def test_a_unix_socket_in_use_is_refused_and_a_stale_one_is_replaced(
 def test_a_path_that_is_not_a_socket_is_not_touched(
     two: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from server.cli.serve import main
+    from tokenfeed.server.cli.serve import main
 
     before = two[1].read_bytes()
     assert main(["--data", str(two[0]), "--port", "0", "--unix", str(two[1])]) == 1

@@ -8,9 +8,9 @@ import time
 import grpc
 import numpy as np
 
-from server.rpc.admission import POLL_SECONDS, REQUEST_SECONDS
-from server.rpc.listener import HANDSHAKE_SECONDS, PING_ANSWER_SECONDS, PING_SECONDS
 from tests.conftest import Serve, WriteTokens
+from tokenfeed.server.rpc.admission import POLL_SECONDS, REQUEST_SECONDS
+from tokenfeed.server.rpc.listener import HANDSHAKE_SECONDS, PING_ANSWER_SECONDS, PING_SECONDS
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -18,8 +18,8 @@ SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
 
 
 TIMERS = {
-    "server.rpc.listener.PING_SECONDS": 0.3,
-    "server.rpc.listener.PING_ANSWER_SECONDS": 1.0,
+    "tokenfeed.server.rpc.listener.PING_SECONDS": 0.3,
+    "tokenfeed.server.rpc.listener.PING_ANSWER_SECONDS": 1.0,
 }
 
 

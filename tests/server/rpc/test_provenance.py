@@ -19,8 +19,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from client import NumpyBatches
-from server.rpc.admission import CallCounts, abort_on_error, add_service
-from server.rpc.provenance import Turns
 from tests.conftest import Serve
 from tests.server.datasets.provenance.corpora import (
     documents_in,
@@ -32,6 +30,8 @@ from tests.server.datasets.provenance.corpora import (
 )
 from tests.support.packed_corpora import Corpus, random_lengths
 from tests.support.waiting import eventually
+from tokenfeed.server.rpc.admission import CallCounts, abort_on_error, add_service
+from tokenfeed.server.rpc.provenance import Turns
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.wire.request import stream_message
 

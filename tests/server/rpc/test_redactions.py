@@ -10,8 +10,6 @@ import grpc
 import numpy as np
 import pytest
 
-from server.datasets.dataset import Dataset
-from server.datasets.sources import DatasetSource
 from tests.server.requests import mixed
 from tests.server.rpc.test_service import (
     Peer,
@@ -25,6 +23,8 @@ from tests.server.rpc.test_service import (
 from tests.support import reference
 from tests.support.redacted_corpora import Ranges, begin_erasure, write_lists
 from tests.support.waiting import eventually
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 T = 16

@@ -38,7 +38,10 @@ def test_reflection_describes_the_services_if_it_is_enabled(serve: Serve, corpus
 
 def test_calls_without_a_request_take_no_thread_of_the_service(serve: Serve, corpus: Path) -> None:
     """100 of them were all that a server of four streams has."""
-    timers = {"server.rpc.admission.REQUEST_SECONDS": 3.0, "server.rpc.admission.POLL_SECONDS": 0.1}
+    timers = {
+        "tokenfeed.server.rpc.admission.REQUEST_SECONDS": 3.0,
+        "tokenfeed.server.rpc.admission.POLL_SECONDS": 0.1,
+    }
     server = serve("--data", corpus, "--reflection", "--max-streams", "4", timers=timers)
 
     def nothing() -> Iterator[bytes]:

@@ -17,26 +17,26 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from client.runtime.counters import Counters
-from client.stream.dataset_client import DatasetClient
-from client.stream.row_stream import RowStream
-from client.transport.timeouts import Timeouts
-from server.datasets.dataset import Dataset
-from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.rpc import listener
-from server.rpc.activity import Activity
-from server.rpc.admission import AdmissionControl, StreamLimits
-from server.rpc.service import TokenFeed
-from server.storage.borders import Delimiters, opening
-from server.storage.store import TokenStore
 from tests.server.conftest import options
 from tests.server.requests import Weighted, batches, mixed
 from tests.support import reference
 from tests.support.waiting import eventually
+from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.stream.dataset_client import DatasetClient
+from tokenfeed.client.stream.row_stream import RowStream
+from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.rpc import listener
+from tokenfeed.server.rpc.activity import Activity
+from tokenfeed.server.rpc.admission import AdmissionControl, StreamLimits
+from tokenfeed.server.rpc.service import TokenFeed
+from tokenfeed.server.storage.borders import Delimiters, opening
+from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb

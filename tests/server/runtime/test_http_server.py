@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.runtime import http_server
-from server.runtime.http_server import HttpServer, Page
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.server.runtime import http_server
+from tokenfeed.server.runtime.http_server import HttpServer, Page
 
 
 def fails(accept: str) -> Page:

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.runtime.json_log import JsonFormatter, log_crashes
 from tests.support.waiting import eventually
+from tokenfeed.server.runtime.json_log import JsonFormatter, log_crashes
 
 ESCAPES = "".join(map(chr, range(32))) + '"\\\x7f\x85\u2028\u2029\x1b[31m'
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from server.runtime.kept import Kept
+from tokenfeed.server.runtime.kept import Kept
 
 
 def kept(size_max: int) -> Kept[str, bytes]:

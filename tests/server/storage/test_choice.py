@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from server.storage import choice
-from server.storage.choice import STORES, choose, file_systems, is_read_by_pread
-from server.storage.store import WAYS
 from tests.conftest import ROOT, Serve, WriteTokens
+from tokenfeed.server.storage import choice
+from tokenfeed.server.storage.choice import STORES, choose, file_systems, is_read_by_pread
+from tokenfeed.server.storage.store import WAYS
 
 NETWORK = (
     "nfs", "nfs4", "lustre", "ceph", "cifs", "smb3", "fuse", "fuse.sshfs", "fuse.gcsfuse", "gpfs",
@@ -23,7 +23,7 @@ LOCAL = ("ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "squashfs", "unknown
 
 def test_the_command_line_knows_each_store_there_is() -> None:
     """The values of --read are listed in a module that imports no store."""
-    local = "server.storage.local"
+    local = "tokenfeed.server.storage.local"
     loaded = f"{{'{local}.mapped_store', '{local}.pread_store'}} & set(sys.modules)"
     code = (
         f"import sys, server.datasets.sources, server.cli.options; raise SystemExit(bool({loaded}))"

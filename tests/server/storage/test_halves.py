@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.storage.halves import Halves, rule_out_halves
+from tokenfeed.server.storage.halves import Halves, rule_out_halves
 
 
 def total(blocks: list[Halves]) -> Halves:

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.runtime.threads.poll_rate import PollRate
-from server.storage.choice import STORES
-from server.storage.formats import FormatOptions
-from server.storage.local import joint_map
-from server.storage.local.mapped_store import MapStore
-from server.storage.mixed_store import MixedStore
-from server.storage.store import TokenStore, gather_block
 from tests.support.memory_store import MemoryStore
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Pieces, Spans
+from tokenfeed.server.runtime.threads.poll_rate import PollRate
+from tokenfeed.server.storage.choice import STORES
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.local import joint_map
+from tokenfeed.server.storage.local.mapped_store import MapStore
+from tokenfeed.server.storage.mixed_store import MixedStore
+from tokenfeed.server.storage.store import TokenStore, gather_block
 
 T = 7
 Open = Callable[..., TokenStore]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from server.storage.formats import STORED
-from server.storage.narrowing import Narrowing, TokenScan
+from tokenfeed.server.storage.formats import STORED
+from tokenfeed.server.storage.narrowing import Narrowing, TokenScan
 
 
 def served(name: str, values: list[int], token_max: int | None = None) -> list[int]:

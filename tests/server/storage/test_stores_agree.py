@@ -13,16 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.datasets.opening import TokenChecks, dataset_of
-from server.rpc import listener
-from server.rpc.activity import Activity
-from server.rpc.admission import AdmissionControl, StreamLimits
-from server.rpc.service import TokenFeed
-from server.runtime.threads.poll_rate import PollRate
-from server.storage.choice import STORES
-from server.storage.formats import STORED
-from server.storage.local.pread_store import PreadStore
-from server.storage.store import TokenStore, gather_block
 from tests.conftest import WriteTokens
 from tests.server.conftest import options
 from tests.server.requests import batches
@@ -30,6 +20,16 @@ from tests.support.memory_store import MemoryStore
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Pieces, Spans
+from tokenfeed.server.datasets.opening import TokenChecks, dataset_of
+from tokenfeed.server.rpc import listener
+from tokenfeed.server.rpc.activity import Activity
+from tokenfeed.server.rpc.admission import AdmissionControl, StreamLimits
+from tokenfeed.server.rpc.service import TokenFeed
+from tokenfeed.server.runtime.threads.poll_rate import PollRate
+from tokenfeed.server.storage.choice import STORES
+from tokenfeed.server.storage.formats import STORED
+from tokenfeed.server.storage.local.pread_store import PreadStore
+from tokenfeed.server.storage.store import TokenStore, gather_block
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server.ingest.tokenize.tokenizer import END_OF_BYTES, TokenizerFile, load_tokenizer
 from tokenfeed.commands.decoding import decoder
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.server.ingest.tokenize.tokenizer import END_OF_BYTES, TokenizerFile, load_tokenizer
 
 
 def test_what_was_ingested_as_bytes_is_printed_as_text() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from client.commands.plan.picture import _groups, _marks, _short, _steps, draw
 from tests.client.feed.mixture.test_forecast import planned
 from tests.support.stages import AskedStage, stages_of
+from tokenfeed.client.commands.plan.picture import _groups, _marks, _short, _steps, draw
 from tokenfeed.stream.position import SAMPLE_END
 
 STAGES = [AskedStage(0, (3, 1)), AskedStage(10, (1, 1)), AskedStage(20, (0, 1))]

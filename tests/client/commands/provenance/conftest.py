@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from client.__main__ import main
 from tests.conftest import Serve
 from tests.support.seen_runs import SeenRun, Texts, local, meddled_with, served, write_all
+from tokenfeed.client.__main__ import main
 
 Ask = Callable[..., dict[str, Any]]
 

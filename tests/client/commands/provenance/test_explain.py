@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from client.__main__ import main
-from client.batches.arrays import NumpyBatches
-from client.feed.history import Run
-from client.feed.state import read_state
-from client.provenance.rows import read_rows
-from client.provenance.runs import segments
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
 from tests.support.seen_runs import Delivered, SeenRun, T, Texts, local, served, write_texts
 from tests.support.states import state_of
+from tokenfeed.client.__main__ import main
+from tokenfeed.client.batches.arrays import NumpyBatches
+from tokenfeed.client.feed.history import Run
+from tokenfeed.client.feed.state import read_state
+from tokenfeed.client.provenance.rows import read_rows
+from tokenfeed.client.provenance.runs import segments
 
 Captured = pytest.CaptureFixture[str]
 

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from client import Mixture
-from client.__main__ import main
-from client.batches.arrays import NumpyBatches
-from client.commands.provenance.progress import Progress
-from client.feed.history import Run
-from client.feed.state import read_state
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus
 from tests.support.seen_runs import SeenRun, T, Texts, local, served, write_texts
 from tests.support.states import state_of
+from tokenfeed.client.__main__ import main
+from tokenfeed.client.batches.arrays import NumpyBatches
+from tokenfeed.client.commands.provenance.progress import Progress
+from tokenfeed.client.feed.history import Run
+from tokenfeed.client.feed.state import read_state
 
 Captured = pytest.CaptureFixture[str]
 Pieces = dict[tuple[str, int], list[tuple[int, int, int]]]
@@ -206,7 +206,7 @@ def test_what_a_cut_history_does_not_have_is_unknown(
     order: str,
 ) -> None:
     """A document that was read in a dropped run was not "seen in 0 rows; 0 skipped"."""
-    monkeypatch.setattr("client.feed.state.HISTORY_RUNS_MAX", 2)
+    monkeypatch.setattr("tokenfeed.client.feed.state.HISTORY_RUNS_MAX", 2)
     texts = {"web": write_texts(tmp_path, "web", 1)}
     address = served(serve, texts).address
     with NumpyBatches(address, 4, 15, order=order) as feed:

@@ -18,19 +18,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from client.__main__ import main
-from client.batches.arrays import NumpyBatches
-from client.commands.provenance.manifest import ROWS_AS_RANGES_MAX
-from client.commands.provenance.output import write_jsonl
-from client.feed.history import Run
-from client.feed.state import read_state
-from client.feed.stats import SourceStats
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.packed_corpora import write_corpus
 from tests.support.seen_runs import LATER, WEIGHTS, SeenRun, T, Texts, local, write_all
 from tests.support.states import state_of
 from tests.support.waiting import eventually
+from tokenfeed.client.__main__ import main
+from tokenfeed.client.batches.arrays import NumpyBatches
+from tokenfeed.client.commands.provenance.manifest import ROWS_AS_RANGES_MAX
+from tokenfeed.client.commands.provenance.output import write_jsonl
+from tokenfeed.client.feed.history import Run
+from tokenfeed.client.feed.state import read_state
+from tokenfeed.client.feed.stats import SourceStats
 from tokenfeed.errors import Unreadable
 
 Captured = pytest.CaptureFixture[str]

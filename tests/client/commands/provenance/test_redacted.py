@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from client.__main__ import main
-from client.batches.arrays import NumpyBatches
-from client.transport.channel import describe
 from tests.client.commands.provenance.conftest import Ask
 from tests.conftest import ROOT
 from tests.support.seen_runs import MIXTURE, T, Texts
 from tests.support.waiting import eventually
+from tokenfeed.client.__main__ import main
+from tokenfeed.client.batches.arrays import NumpyBatches
+from tokenfeed.client.transport.channel import describe
 
 DOCUMENT = 3
 

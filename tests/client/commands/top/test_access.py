@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from client.__main__ import main
 from tests.client.commands.top.conftest import ScriptedStatus
 from tests.conftest import Serve, WriteTokens
+from tokenfeed.client.__main__ import main
 
 Captured = pytest.CaptureFixture[str]
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from client.__main__ import main
 from tests.client.commands.top.conftest import ScriptedStatus
 from tests.conftest import Serve, WriteTokens
 from tests.support.statuses import HOSTILE_NAMES, dataset, stream
+from tokenfeed.client.__main__ import main
 
 Captured = pytest.CaptureFixture[str]
 

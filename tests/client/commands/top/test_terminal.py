@@ -11,13 +11,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from client.commands.top.columns import columns_of
 from tests.client.commands.top.conftest import ScriptedStatus, Start
 from tests.conftest import ROOT
 from tests.support.ports import free_port
 from tests.support.statuses import status, stream
 from tests.support.terminal import ENTER, LEAVE, terminal
 from tests.support.waiting import eventually
+from tokenfeed.client.commands.top.columns import columns_of
 
 
 def test_it_goes_on_trying_while_there_is_no_server(start: Start, tmp_path: Path) -> None:

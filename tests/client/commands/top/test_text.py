@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from client.commands.top.columns import Column, columns_of, cut, spark, table, wrapped
-from client.commands.top.text import status_lines
 from tests.support.statuses import dataset, status, stream
+from tokenfeed.client.commands.top.columns import Column, columns_of, cut, spark, table, wrapped
+from tokenfeed.client.commands.top.text import status_lines
 
 
 @pytest.mark.parametrize("height", range(24))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.feed.mixture.block_weights import block_weights
+from tokenfeed.client.feed.mixture.block_weights import block_weights
 from tokenfeed.errors import InvalidRequest
 
 

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import InvalidRequest
-from client.feed.mixture.block_weights import block_weights, proportions
-from client.feed.mixture.forecast import (
+from tests.support import reference
+from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
+from tokenfeed.client.feed.mixture.block_weights import block_weights, proportions
+from tokenfeed.client.feed.mixture.forecast import (
     Forecast,
     forecast,
     sample_at,
     smaller_blocks,
     tokens_before,
 )
-from tests.support import reference
-from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage

@@ -13,9 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from client import Mixture
-from client.feed.mixture.recipe import Definition
-from client.feed.ranks.agreement import RankAgreement, rank_agreement
-from client.feed.ranks.coordinates import DataParallel
+from tokenfeed.client.feed.mixture.recipe import Definition
+from tokenfeed.client.feed.ranks.agreement import RankAgreement, rank_agreement
+from tokenfeed.client.feed.ranks.coordinates import DataParallel
 from tokenfeed.errors import StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
@@ -122,7 +122,7 @@ def one_process(tmp_path: Path) -> Iterator[None]:
 
 def keys_of(ranks: DataParallel, *feeds: dict[str, Any]) -> list[str]:
     """The keys that a process of its own would use for feeds made in that order."""
-    from client.feed.ranks import agreement
+    from tokenfeed.client.feed.ranks import agreement
 
     agreement._MADE.clear()
     made = [rank_agreement(ranks, asked(feed), "a:1", None) for feed in feeds]
@@ -313,7 +313,7 @@ def test_a_store_that_does_not_answer_holds_up_no_batch_for_long(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that has it is stopped."""
-    monkeypatch.setattr("client.feed.ranks.agreement._STORE_SECONDS", 0.2)
+    monkeypatch.setattr("tokenfeed.client.feed.ranks.agreement._STORE_SECONDS", 0.2)
     over = threading.Event()
 
     class Stopped:

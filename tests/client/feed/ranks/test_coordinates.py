@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from client.feed.ranks.coordinates import DataParallel, data_parallel
 from tests.support.commands import run_together
 from tests.support.ports import free_port
+from tokenfeed.client.feed.ranks.coordinates import DataParallel, data_parallel
 from tokenfeed.errors import InvalidRequest
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from server.datasets.dataset import Dataset
-from server.datasets.open_local import LocalDatasets
-from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.storage.borders import Delimiters
-from server.storage.formats import FormatOptions
 from tests.server.storage.borders.naive import write_lines
 from tests.support.packed_corpora import Corpus, random_lengths, write_corpus
 from tokenfeed.sampling import orders
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.open_local import LocalDatasets
+from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.storage.borders import Delimiters
+from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.planes import REDACTED
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.schedule import first_stage, next_stage

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from server.datasets.open_local import LocalDatasets
-from server.datasets.provenance import coverage as coverage_module
-from server.datasets.provenance import sources as sources_module
 from tests.server.datasets.provenance.corpora import (
     documents_in,
     local,
@@ -25,6 +22,9 @@ from tests.server.datasets.provenance.corpora import (
 from tests.server.datasets.provenance.test_locate import ORDERS, located
 from tests.support.packed_corpora import Corpus, random_lengths
 from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.server.datasets.open_local import LocalDatasets
+from tokenfeed.server.datasets.provenance import coverage as coverage_module
+from tokenfeed.server.datasets.provenance import sources as sources_module
 from tokenfeed.stream.stage import Redaction, Share
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb

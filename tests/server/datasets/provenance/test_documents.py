@@ -7,9 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.datasets.provenance import documents as documents_module
-from server.datasets.provenance.documents import documents_of
-from server.datasets.provenance.names import escaped, file_name
 from tests.server.datasets.provenance.corpora import (
     documents_in,
     id_of,
@@ -19,6 +16,9 @@ from tests.server.datasets.provenance.corpora import (
 from tests.server.storage.borders.naive import write_lines
 from tests.support.packed_corpora import Corpus, random_lengths
 from tokenfeed.errors import InvalidRequest, NotFound, Unreadable
+from tokenfeed.server.datasets.provenance import documents as documents_module
+from tokenfeed.server.datasets.provenance.documents import documents_of
+from tokenfeed.server.datasets.provenance.names import escaped, file_name
 
 FORMS = ("ids", "datatrove", "megatron", "olmo", "raw")
 

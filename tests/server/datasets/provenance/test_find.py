@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.datasets.open_local import LocalDatasets
-from server.datasets.provenance import find as find_module
 from tests.server.datasets.provenance.corpora import (
     documents_in,
     finding,
@@ -26,6 +24,8 @@ from tests.server.datasets.provenance.test_locate import ORDERS, located
 from tests.support.packed_corpora import Corpus, random_lengths
 from tests.support.redacted_corpora import begin_erasure, write_lists
 from tokenfeed.errors import InvalidRequest, NotFound, SamplesExhausted, StreamMismatch
+from tokenfeed.server.datasets.open_local import LocalDatasets
+from tokenfeed.server.datasets.provenance import find as find_module
 from tokenfeed.stream.stage import Corpus as KnownCorpus
 from tokenfeed.stream.stage import Redaction
 from tokenfeed.stream.stream import Stream

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from server.datasets.dataset import Dataset
-from server.datasets.opening import TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.storage.formats import FormatOptions
 from tests.support.dying import die_at
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.storage.formats import FormatOptions
 
 ROOT = Path(__file__).parents[4]
 CALLS = ("pwrite", "fsync", "replace")
@@ -71,7 +71,7 @@ def opened(paths: list[Path]) -> Dataset:
 
 def run_and_die(call: str, number: int, arguments: list[str]) -> int:
     """Erase in this process, which dies at the number-th such call.  Returns: if it does not."""
-    from server.cli.redact import main
+    from tokenfeed.server.cli.redact import main
 
     counts = die_at(call, number, CALLS)
     code = main(arguments)

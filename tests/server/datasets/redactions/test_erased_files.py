@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.cli.redact import main
-from server.datasets.dataset import Dataset
-from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.inspect import main as inspect
-from server.storage.formats import FormatOptions
-from server.verify import main as verify
 from tests.conftest import WriteTokens
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.cli.redact import main
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.inspect import main as inspect
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.verify import main as verify
 from tokenfeed.stream import identity
 
 ERASE = ("--erase", "--no-delimiter")

@@ -19,19 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.cli.redact import main
-from server.datasets.dataset import Dataset
-from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
-from server.datasets.provenance.documents import documents_of
-from server.datasets.redactions import erasing, list_file
-from server.datasets.redactions.erased_files import locked_records
-from server.datasets.redactions.redacted_rows import CurrentRows, Redactor
-from server.datasets.sources import DatasetSource, parse_datasets
-from server.storage.borders import Delimiters
-from server.storage.choice import Storing
-from server.storage.formats import FormatOptions
-from server.storage.store import EXCHANGES, RowStore, gather_block
-from server.verify import main as verify
 from tests.conftest import ROOT, WriteTokens
 from tests.server.conftest import look_at_all
 from tests.server.datasets.redactions import kills
@@ -40,6 +27,19 @@ from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, Deleted, InvalidCorpus
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.cli.redact import main
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.provenance.documents import documents_of
+from tokenfeed.server.datasets.redactions import erasing, list_file
+from tokenfeed.server.datasets.redactions.erased_files import locked_records
+from tokenfeed.server.datasets.redactions.redacted_rows import CurrentRows, Redactor
+from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
+from tokenfeed.server.storage.borders import Delimiters
+from tokenfeed.server.storage.choice import Storing
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.store import EXCHANGES, RowStore, gather_block
+from tokenfeed.server.verify import main as verify
 from tokenfeed.stream.stream import Stream
 
 Open = Callable[..., Dataset]
@@ -632,7 +632,8 @@ def test_a_file_without_hits_is_not_touched(write_tokens: WriteTokens) -> None:
 def test_a_full_disk_stops_it_before_it_begins(tmp_path: Path) -> None:
     """Nothing is lost, and the same command goes on once there is room."""
     code = (
-        "import os, sys, numpy; from pathlib import Path; from server.cli.redact import main; "
+        "import os, sys, numpy; from pathlib import Path; "
+        "from tokenfeed.server.cli.redact import main; "
         "path = Path(sys.argv[1]) / 'a.bin'; numpy.arange(1, 20_000).astype('<u2').tofile(path); "
         "words = [str(path), '--range=0:5:9', '--erase', '--no-delimiter']; "
         "before = path.read_bytes(); assert main(words) == 1; assert path.read_bytes() == before; "
@@ -739,7 +740,7 @@ def test_the_owner_of_files_that_can_only_be_read_goes_on(tmp_path: Path) -> Non
         os.chown(each, 65534, 65534)
     words = [str(path), "--range=0:5:9", *ERASE]
     code = (
-        "import os, sys; from server.cli.redact import main;"
+        "import os, sys; from tokenfeed.server.cli.redact import main;"
         " from tests.support.dying import die_at;"
         " os.setgroups([]); os.setgid(65534); os.setuid(65534);"
         " sys.argv[1] and die_at('replace', 3, ('replace',)); sys.exit(main(sys.argv[2:]))"

@@ -6,9 +6,15 @@ import json
 
 import pytest
 
-from server.datasets.redactions import list_content
-from server.datasets.redactions.list_content import Damaged, ErasedFile, Erasure, ListContent, _seal
-from server.datasets.redactions.ranges import TokenRanges
+from tokenfeed.server.datasets.redactions import list_content
+from tokenfeed.server.datasets.redactions.list_content import (
+    Damaged,
+    ErasedFile,
+    Erasure,
+    ListContent,
+    _seal,
+)
+from tokenfeed.server.datasets.redactions.ranges import TokenRanges
 
 FINGERPRINT = bytes(range(32))
 

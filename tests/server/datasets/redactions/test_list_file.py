@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.datasets.redactions import list_file
-from server.datasets.redactions.list_content import ListContent
-from server.datasets.redactions.list_file import ListedDataset, RedactionLists, read_list
-from server.datasets.redactions.list_writing import locked, write_list
-from server.datasets.redactions.ranges import RedactionList, TokenRanges
 from tokenfeed.errors import InvalidCorpus, WriteFailed
+from tokenfeed.server.datasets.redactions import list_file
+from tokenfeed.server.datasets.redactions.list_content import ListContent
+from tokenfeed.server.datasets.redactions.list_file import ListedDataset, RedactionLists, read_list
+from tokenfeed.server.datasets.redactions.list_writing import locked, write_list
+from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
 
 FINGERPRINT = bytes(range(32))
 DATASET = ListedDataset(FINGERPRINT, np.array([100, 50]), 65_535)

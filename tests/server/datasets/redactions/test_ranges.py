@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.datasets.redactions.ranges import RedactionList, TokenRanges
+from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
 
 TRIPLES = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(1, 9)).map(
@@ -49,7 +49,7 @@ def test_tokens_of_a_part_are_marked_and_blocks_have_all_of_them(
         marked = ranges.contains(file, first, count).tolist()
         assert marked == [(file, first + place) in expected for place in range(count)]
     with pytest.MonkeyPatch.context() as context:
-        context.setattr("server.datasets.redactions.ranges.PIECE_BYTES", 8)
+        context.setattr("tokenfeed.server.datasets.redactions.ranges.PIECE_BYTES", 8)
         blocks = list(ranges.blocks(2))
     within = [(file, byte) for file, begin, end in blocks for byte in range(begin, end)]
     assert len(set(within)) == len(within)

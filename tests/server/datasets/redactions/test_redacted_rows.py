@@ -14,17 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.datasets.dataset import Dataset
-from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
-from server.datasets.redactions import covering
-from server.datasets.redactions.covering import Covering, SourceLists
-from server.datasets.redactions.list_content import ListContent
-from server.datasets.redactions.ranges import RedactionList, TokenRanges
-from server.datasets.redactions.redacted_rows import RedactedRows, Redactor
-from server.datasets.sources import DatasetSource
-from server.storage.borders import Delimiters
-from server.storage.mixed_store import MixedStore
-from server.storage.store import RowStore, gather_block
 from tests.server.conftest import options
 from tests.support.memory_store import MemoryStore
 from tests.support.redacted_corpora import write_lists
@@ -34,6 +23,17 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.sampling.spans import Pieces, Spans
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.redactions import covering
+from tokenfeed.server.datasets.redactions.covering import Covering, SourceLists
+from tokenfeed.server.datasets.redactions.list_content import ListContent
+from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
+from tokenfeed.server.datasets.redactions.redacted_rows import RedactedRows, Redactor
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.storage.borders import Delimiters
+from tokenfeed.server.storage.mixed_store import MixedStore
+from tokenfeed.server.storage.store import RowStore, gather_block
 from tokenfeed.stream import stream as streams
 from tokenfeed.stream.schedule import first_stage
 from tokenfeed.stream.stage import Redaction, Source

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from server.datasets.shared import rows as shared_rows
 from tests.conftest import ROOT
+from tokenfeed.server.datasets.shared import rows as shared_rows
 
 RANKS = """
 import errno, os, sys
-from server.datasets import open_local
-from server.storage.kept import spool
-from server.storage.rows import RowsJob
+from tokenfeed.server.datasets import open_local
+from tokenfeed.server.storage.kept import spool
+from tokenfeed.server.storage.rows import RowsJob
 from tokenfeed.sampling.orders import packed_v1
 from tokenfeed.stream.stage import Source
 

@@ -19,17 +19,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.datasets import opening
-from server.datasets.content import Scan
-from server.datasets.open_local import open_local
-from server.datasets.opening import TokenChecks
-from server.datasets.redactions.overlay import Read
-from server.datasets.shared import scan as shared_scan
-from server.runtime import shared_lock
-from server.storage.store import TokenStore
 from tests.conftest import ROOT, WriteTokens
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.datasets import opening
+from tokenfeed.server.datasets.content import Scan
+from tokenfeed.server.datasets.open_local import open_local
+from tokenfeed.server.datasets.opening import TokenChecks
+from tokenfeed.server.datasets.redactions.overlay import Read
+from tokenfeed.server.datasets.shared import scan as shared_scan
+from tokenfeed.server.runtime import shared_lock
+from tokenfeed.server.storage.store import TokenStore
 
 Scans = Callable[..., int]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from server.datasets.dataset import Dataset
-from server.datasets.opening import TokenChecks, open_dataset
-from server.datasets.sources import parse_datasets
-from server.storage.formats import FormatOptions
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import parse_datasets
+from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.identity import COMPLETE_BYTES_MAX
 
 DIGEST = bytes(range(32))

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.dataset_options import parse_per_dataset, parse_planes
-from server.datasets.sources import is_text, parse_data, parse_text, require_distinct_names
-from server.storage.borders import Delimiters
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
+from tokenfeed.server.cli.dataset_options import parse_per_dataset, parse_planes
+from tokenfeed.server.datasets.sources import (
+    is_text,
+    parse_data,
+    parse_text,
+    require_distinct_names,
+)
+from tokenfeed.server.storage.borders import Delimiters
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from server.datasets.sources import parse_datasets
-from server.datasets.sources.splits import require_one_split
-from server.ingest.inputs.discovery import find_sources
 from tests.server.ingest.corpus import write_jsonl
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.datasets.sources import parse_datasets
+from tokenfeed.server.datasets.sources.splits import require_one_split
+from tokenfeed.server.ingest.inputs.discovery import find_sources
 
 REFUSED = {
     "fineweb_train_000001.bin fineweb_train_000002.bin fineweb_val_000000.bin":

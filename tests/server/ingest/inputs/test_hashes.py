@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from server.ingest import run
-from server.ingest.inputs import hashes as hashes_module
-from server.ingest.inputs import jsonl
-from server.ingest.inputs.discovery import find_sources
-from server.ingest.inputs.hashes import Hashes
-from server.ingest.job import Job
-from server.ingest.progress import Progress
-from server.ingest.tokenize.encoding import EncodedUnit, Recipe, encode_unit
-from server.ingest.tokenize.tokenizer import TokenizerFile
-from server.ingest.units import Unit
 from tests.server.ingest import corpus
 from tokenfeed.errors import InvalidSource
+from tokenfeed.server.ingest import run
+from tokenfeed.server.ingest.inputs import hashes as hashes_module
+from tokenfeed.server.ingest.inputs import jsonl
+from tokenfeed.server.ingest.inputs.discovery import find_sources
+from tokenfeed.server.ingest.inputs.hashes import Hashes
+from tokenfeed.server.ingest.job import Job
+from tokenfeed.server.ingest.progress import Progress
+from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit, Recipe, encode_unit
+from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
+from tokenfeed.server.ingest.units import Unit
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ from types import ModuleType
 import pytest
 import zstandard
 
-from server.ingest.inputs import READERS, jsonl, parquet
-from server.ingest.inputs.base import ReaderContext
-from server.ingest.inputs.discovery import find_sources
-from server.ingest.tokenize import splitting
-from server.ingest.tokenize.encoding import encode_unit
-from server.ingest.tokenize.recipe import Recipe
-from server.ingest.tokenize.tokenizer import TokenizerFile
-from server.ingest.units import Column, Unit
 from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
 from tokenfeed.errors import InvalidCorpus, InvalidSource
+from tokenfeed.server.ingest.inputs import READERS, jsonl, parquet
+from tokenfeed.server.ingest.inputs.base import ReaderContext
+from tokenfeed.server.ingest.inputs.discovery import find_sources
+from tokenfeed.server.ingest.tokenize import splitting
+from tokenfeed.server.ingest.tokenize.encoding import encode_unit
+from tokenfeed.server.ingest.tokenize.recipe import Recipe
+from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
+from tokenfeed.server.ingest.units import Column, Unit
 
 RECIPE = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from server.ingest.output import shuffle
-from server.ingest.output.shuffle import DocumentBatch, shuffled, skip_documents
-from server.ingest.tokenize.encoding import EncodedUnit
-from server.ingest.units import SourceOffset, Unit
+from tokenfeed.server.ingest.output import shuffle
+from tokenfeed.server.ingest.output.shuffle import DocumentBatch, shuffled, skip_documents
+from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit
+from tokenfeed.server.ingest.units import SourceOffset, Unit
 
 PER_UNIT = 7
 

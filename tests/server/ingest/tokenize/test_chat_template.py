@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
-from server.ingest.tokenize import chat_template
-from server.ingest.tokenize.chat_template import ChatTemplate, ChatTemplateFile, load_chat_template
-from server.ingest.units import InvalidDocument
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.server.ingest.tokenize import chat_template
+from tokenfeed.server.ingest.tokenize.chat_template import (
+    ChatTemplate,
+    ChatTemplateFile,
+    load_chat_template,
+)
+from tokenfeed.server.ingest.units import InvalidDocument
 
 CHAT = [{"role": "user", "content": "a\n<b>"}]
 

@@ -14,13 +14,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from server.ingest.tokenize import chat_template
-from server.ingest.tokenize.chat_template import ChatTemplateFile
-from server.ingest.tokenize.chats import target_mask
-from server.ingest.tokenize.encoding import EncodedUnit, encode_unit
-from server.ingest.tokenize.recipe import Recipe
-from server.ingest.tokenize.tokenizer import TokenizerFile
-from server.ingest.units import Lines, SourceOffset, Unit
 from tests.server.ingest.chats import (
     CHATML,
     TEMPLATES,
@@ -28,6 +21,13 @@ from tests.server.ingest.chats import (
     make_chat_tokenizer,
     without_blocks,
 )
+from tokenfeed.server.ingest.tokenize import chat_template
+from tokenfeed.server.ingest.tokenize.chat_template import ChatTemplateFile
+from tokenfeed.server.ingest.tokenize.chats import target_mask
+from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit, encode_unit
+from tokenfeed.server.ingest.tokenize.recipe import Recipe
+from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
+from tokenfeed.server.ingest.units import Lines, SourceOffset, Unit
 
 BOS = {"llama-3": "<|begin_of_text|>", "gemma": "<bos>"}
 TURNS = [

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from server.ingest.tokenize.encoding import EncodedUnit, encode_unit
-from server.ingest.tokenize.recipe import Recipe
-from server.ingest.tokenize.tokenizer import TokenizerFile
-from server.ingest.units import Lines, Rows, SourceOffset, TextChunk, Unit
 from tests.server.ingest.corpus import END, documents, naive
 from tokenfeed.errors import InvalidSource
+from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit, encode_unit
+from tokenfeed.server.ingest.tokenize.recipe import Recipe
+from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
+from tokenfeed.server.ingest.units import Lines, Rows, SourceOffset, TextChunk, Unit
 
 
 def recipe(

@@ -60,7 +60,7 @@ def test_workers_that_have_started_are_killed_if_the_start_ends_early(
     code = f"""
         import os, signal
         from multiprocessing.popen_fork import Popen
-        from server.runtime.threads.executors import make_executor
+        from tokenfeed.server.runtime.threads.executors import make_executor
 
         launch, started = Popen._launch, []
 
@@ -109,7 +109,7 @@ def test_a_killed_worker_is_reported_and_finished_work_is_kept(
     path = write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 200_000} for _ in range(100)))
     words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
     words += ["--workers", str(workers)]
-    command = [sys.executable, "-m", "server.ingest", *words]
+    command = [sys.executable, "-m", "tokenfeed.server.ingest", *words]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         assert eventually(lambda: workers_of(running) != [])
         worker, shard = workers_of(running)[0], tmp_path / "out" / ".ingest/train/000000.ds"
@@ -179,7 +179,7 @@ def test_a_ray_cluster_makes_the_same_bytes_though_a_node_dies(
     cluster.add()
     other = cluster.add()
 
-    command = [sys.executable, "-m", "server.ingest", *words, "--executor", "ray"]
+    command = [sys.executable, "-m", "tokenfeed.server.ingest", *words, "--executor", "ray"]
     running = subprocess.Popen(
         [*command, "--out", str(tmp_path / "ray")],
         cwd=ROOT,

@@ -15,13 +15,6 @@ import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer
 
-from server.ingest.inputs import parquet
-from server.ingest.inputs.base import ReaderContext
-from server.ingest.tokenize.chat_template import ChatTemplateFile
-from server.ingest.tokenize.encoding import EncodedUnit, encode_unit
-from server.ingest.tokenize.recipe import Recipe
-from server.ingest.tokenize.tokenizer import TokenizerFile
-from server.ingest.units import Column, Lines, Rows, SourceOffset, TextSource, Unit
 from tests.server.ingest.published_templates import (
     CHATS,
     COMPARED,
@@ -36,6 +29,13 @@ from tests.server.ingest.published_templates import (
     sha256,
     template,
 )
+from tokenfeed.server.ingest.inputs import parquet
+from tokenfeed.server.ingest.inputs.base import ReaderContext
+from tokenfeed.server.ingest.tokenize.chat_template import ChatTemplateFile
+from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit, encode_unit
+from tokenfeed.server.ingest.tokenize.recipe import Recipe
+from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
+from tokenfeed.server.ingest.units import Column, Lines, Rows, SourceOffset, TextSource, Unit
 
 GOLDEN = golden()
 GOLDEN_SHAPES = golden_shapes()

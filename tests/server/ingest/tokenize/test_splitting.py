@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.ingest.tokenize import splitting
 from tests.server.ingest.corpus import documents
+from tokenfeed.server.ingest.tokenize import splitting
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.ingest.tokenize.tokenizer import TokenizerFile, load_tokenizer, token_dtype
 from tests.server.ingest.corpus import END
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile, load_tokenizer, token_dtype
 
 
 def test_a_special_token_written_in_text_is_text_by_default(tokenizer: Path) -> None:

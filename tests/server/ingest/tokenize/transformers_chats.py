@@ -39,11 +39,6 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from server.ingest.tokenize.chat_template import ChatTemplateFile
-from server.ingest.tokenize.encoding import EncodedUnit, encode_unit
-from server.ingest.tokenize.recipe import Recipe
-from server.ingest.tokenize.tokenizer import TokenizerFile
-from server.ingest.units import Lines, SourceOffset, Unit
 from tests.server.ingest.chats import (
     CHATML,
     SPECIAL,
@@ -68,6 +63,11 @@ from tests.server.ingest.published_templates import (
     sha256,
     template,
 )
+from tokenfeed.server.ingest.tokenize.chat_template import ChatTemplateFile
+from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit, encode_unit
+from tokenfeed.server.ingest.tokenize.recipe import Recipe
+from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
+from tokenfeed.server.ingest.units import Lines, SourceOffset, Unit
 
 CHATS = 400
 # Blocks that end with any character, also one of several tokens.

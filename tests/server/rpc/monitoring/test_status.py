@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from client import Mixture, NumpyBatches
-from server.rpc.monitoring.status import _is_local
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.server.requests import batches
 from tests.support.commands import run
 from tests.support.waiting import eventually, least_seconds
 from tokenfeed import __version__
+from tokenfeed.server.rpc.monitoring.status import _is_local
 from tokenfeed.v1 import status_pb2 as pb
 
 METHOD = "/tokenfeed.v1.Status/GetStatus"

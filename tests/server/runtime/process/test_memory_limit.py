@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.runtime.process.memory_limit import available_bytes, cgroups
+from tokenfeed.server.runtime.process.memory_limit import available_bytes, cgroups
 
 GIB = 1 << 30
 V1_MOUNT = "32 31 0:29 {root} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory"

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from server.runtime.threads.parallel import map_in_threads
 from tests.conftest import ROOT
+from tokenfeed.server.runtime.threads.parallel import map_in_threads
 
 
 def running() -> list[str]:
@@ -85,7 +85,7 @@ def test_a_loop_that_is_left_leaves_no_thread() -> None:
 
 STOPPED = """
 import threading, time
-from server.runtime.threads.parallel import map_in_threads
+from tokenfeed.server.runtime.threads.parallel import map_in_threads
 def work():
     for _ in map_in_threads(lambda _: time.sleep(0.01), range(10_000), 4, "sleepers"):
         began.set()

@@ -7,7 +7,12 @@ import time
 
 import pytest
 
-from server.runtime.threads.poll_rate import POLL_SECONDS, STATS_PER_SECOND, PollRate, pause_seconds
+from tokenfeed.server.runtime.threads.poll_rate import (
+    POLL_SECONDS,
+    STATS_PER_SECOND,
+    PollRate,
+    pause_seconds,
+)
 
 
 def test_many_threads_together_get_no_more_slots_than_one(

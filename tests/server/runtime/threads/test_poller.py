@@ -9,11 +9,11 @@ import threading
 import numpy as np
 import pytest
 
-from server.runtime.threads.poller import Poller, RescanWorker
-from server.storage.local.mapped_store import MapStore
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
 from tests.support.waiting import let_time_pass
+from tokenfeed.server.runtime.threads.poller import Poller, RescanWorker
+from tokenfeed.server.storage.local.mapped_store import MapStore
 
 
 def test_a_check_that_fails_stops_neither_the_others_nor_itself(

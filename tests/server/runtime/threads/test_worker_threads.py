@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from server.runtime.threads.worker_threads import WorkerThreads
 from tests.conftest import ROOT
 from tests.support.waiting import eventually
+from tokenfeed.server.runtime.threads.worker_threads import WorkerThreads
 
 
 class Works:
@@ -92,7 +92,7 @@ def test_the_end_of_a_process_waits_for_no_work(tmp_path: Path) -> None:
     """A disk may hang for ever."""
     code = (
         "import threading\n"
-        "from server.runtime.threads.worker_threads import WorkerThreads\n"
+        "from tokenfeed.server.runtime.threads.worker_threads import WorkerThreads\n"
         "threads, begun = WorkerThreads(2), threading.Event()\n"
         "threads.submit(lambda: (begun.set(), threading.Event().wait()))\n"
         "begun.wait()\n"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from server.storage.borders import Borders, BorderSearch, Delimiters, borders_of
-from server.storage.choice import Storing, open_store
-from server.storage.store import TokenStore
 from tests.server.conftest import options
 from tests.server.storage.formats.writing import megatron_index
 from tests.support import reference
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.borders import Borders, BorderSearch, Delimiters, borders_of
+from tokenfeed.server.storage.choice import Storing, open_store
+from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.planes import DOCUMENT_STARTS
 from tokenfeed.wire.row_block import Plane
 

@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.storage.borders import Borders, Delimiters, borders_of, delimiters
-from server.storage.choice import STORES
-from server.storage.formats import STORED
 from tests.conftest import WriteTokens
 from tests.server.storage.borders.naive import (
     Corpus,
@@ -27,6 +24,9 @@ from tests.server.storage.borders.naive import (
 from tests.server.storage.formats.writing import llmc_header
 from tests.support.memory_store import MemoryStore
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.storage.borders import Borders, Delimiters, borders_of, delimiters
+from tokenfeed.server.storage.choice import STORES
+from tokenfeed.server.storage.formats import STORED
 
 END, START = 5, 6
 CHOICES = {

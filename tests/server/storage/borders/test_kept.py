@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.storage.borders import Delimiters, opening, writing
-from server.storage.borders.reading import FOOTER, MappedEntries, MemoryEntries
 from tests.conftest import ROOT, WriteTokens
 from tests.server.storage.borders.naive import (
     Corpus,
@@ -38,6 +36,8 @@ from tests.server.storage.borders.naive import (
 from tests.support.full_disk import FullDisk
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.storage.borders import Delimiters, opening, writing
+from tokenfeed.server.storage.borders.reading import FOOTER, MappedEntries, MemoryEntries
 from tokenfeed.stream import identity
 from tokenfeed.stream.planes import DOCUMENT_STARTS
 
@@ -429,7 +429,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path)
     path = tmp_path / ".00000.ds.0123.tokenfeed-documents"
     code = (
         "import os, signal\n"
-        "from server.storage.kept.spool import Spool\n"
+        "from tokenfeed.server.storage.kept.spool import Spool\n"
         f"spool = Spool('document borders', 'train', [{str(path)!r}])\n"
         "spool.append(bytes(1 << 20))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.datasets.sources import parse_datasets
-from server.storage.borders import borders_of, writing
 from tests.conftest import WriteTokens
 from tests.server.ingest.running import ingested
 from tests.server.storage.borders.naive import (
@@ -30,6 +28,8 @@ from tests.server.storage.borders.naive import (
     write_olmo,
 )
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.datasets.sources import parse_datasets
+from tokenfeed.server.storage.borders import borders_of, writing
 from tokenfeed.stream.planes import DOCUMENT_STARTS
 
 

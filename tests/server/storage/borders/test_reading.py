@@ -12,12 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.storage.borders import Borders, borders_of, reading, writing
-from server.storage.borders.reading import FOOTER, SPARSE, MappedEntries, Places
-from server.storage.formats import STORED, Documents, Layout
-from server.storage.kept.mapped import MappedNumbers
-from server.storage.local.copying import DirectCopier
-from server.storage.local.shard import FileStat
 from tests.conftest import ROOT
 from tests.server.storage.borders.naive import (
     Corpus,
@@ -33,6 +27,12 @@ from tests.support.waiting import let_time_pass
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.borders import Borders, borders_of, reading, writing
+from tokenfeed.server.storage.borders.reading import FOOTER, SPARSE, MappedEntries, Places
+from tokenfeed.server.storage.formats import STORED, Documents, Layout
+from tokenfeed.server.storage.kept.mapped import MappedNumbers
+from tokenfeed.server.storage.local.copying import DirectCopier
+from tokenfeed.server.storage.local.shard import FileStat
 
 ENTRIES = 150_000
 

@@ -15,10 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.storage.borders import Borders, BorderSearch, Delimiters, borders_of, opening, writing
-from server.storage.borders.reading import MappedEntries, MemoryEntries
-from server.storage.kept import spool
-from server.storage.store import TokenStore
 from tests.conftest import WriteTokens
 from tests.server.storage.borders.naive import (
     Corpus,
@@ -30,6 +26,17 @@ from tests.server.storage.borders.naive import (
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.borders import (
+    Borders,
+    BorderSearch,
+    Delimiters,
+    borders_of,
+    opening,
+    writing,
+)
+from tokenfeed.server.storage.borders.reading import MappedEntries, MemoryEntries
+from tokenfeed.server.storage.kept import spool
+from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.planes import DOCUMENT_STARTS
 
 END = 3

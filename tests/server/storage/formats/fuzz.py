@@ -24,8 +24,6 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis import strategies as st
 
-from server.storage.files import OpenFile, open_file
-from server.storage.formats import FormatOptions, Layout, llmc, read_layout
 from tests.server.storage.formats.writing import (
     litdata_chunk,
     litdata_index,
@@ -34,6 +32,8 @@ from tests.server.storage.formats.writing import (
     megatron_index,
 )
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.storage.files import OpenFile, open_file
+from tokenfeed.server.storage.formats import FormatOptions, Layout, llmc, read_layout
 
 MEMORY_BYTES = 512 << 20
 """On top of what the process uses at the start."""

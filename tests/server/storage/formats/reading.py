@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from server.storage.files import open_file
-from server.storage.formats import FormatOptions, Layout, read_layout
+from tokenfeed.server.storage.files import open_file
+from tokenfeed.server.storage.formats import FormatOptions, Layout, read_layout
 
 
 def read(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.storage.formats.document_ids import DocumentIds
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.storage.formats.document_ids import DocumentIds
 
 IDS = ["a", "bb", "", "東京", "a", "aa", "a", " a"]
 

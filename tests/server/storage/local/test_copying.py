@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.storage.local import copying
-from server.storage.local.copying import FILES_AT_ONCE, Copier, DirectCopier, FileCopier
-from server.storage.local.syscalls import IOVECS_MAX, Ranges
 from tests.conftest import ROOT
 from tests.support import seccomp
+from tokenfeed.server.storage.local import copying
+from tokenfeed.server.storage.local.copying import FILES_AT_ONCE, Copier, DirectCopier, FileCopier
+from tokenfeed.server.storage.local.syscalls import IOVECS_MAX, Ranges
 
 BYTES = 8 << 20
 
@@ -112,7 +112,7 @@ def test_a_profile_that_forbids_it_is_found_out_and_said_once() -> None:
     """Old container engines have such a profile. The stores then behave the same."""
     code = (
         "import logging; logging.basicConfig(level='INFO'); "
-        "from server.storage.local.copying import best_copier; "
+        "from tokenfeed.server.storage.local.copying import best_copier; "
         "print([type(best_copier()).__name__ for _ in range(2)])"
     )
     command = [*seccomp.PREFIX, sys.executable, "-c", code]

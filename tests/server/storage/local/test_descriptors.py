@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.storage.local import descriptors as descriptors_module
-from server.storage.local import opened_shards as opened_module
-from server.storage.local.descriptors import AllOpen, LastUsed, descriptors_for
-from server.storage.local.pread_store import PreadStore
-from server.storage.local.shard import FileStat
-from server.storage.store import gather_block
 from tests.conftest import WriteTokens
 from tests.server.conftest import options
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.local import descriptors as descriptors_module
+from tokenfeed.server.storage.local import opened_shards as opened_module
+from tokenfeed.server.storage.local.descriptors import AllOpen, LastUsed, descriptors_for
+from tokenfeed.server.storage.local.pread_store import PreadStore
+from tokenfeed.server.storage.local.shard import FileStat
+from tokenfeed.server.storage.store import gather_block
 
 FILES, TOKENS, ROW = 60, 900, 40
 Open = Callable[..., PreadStore]

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.storage.local.local_store import LocalStore
-from server.storage.local.mapped_store import MapStore
-from server.storage.local.pread_store import PreadStore
-from server.storage.store import gather_block
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.local.local_store import LocalStore
+from tokenfeed.server.storage.local.mapped_store import MapStore
+from tokenfeed.server.storage.local.pread_store import PreadStore
+from tokenfeed.server.storage.store import gather_block
 
 PAGE_TOKENS = 2048
 Store = LocalStore

@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.datasets.content import InOrder
-from server.datasets.warmup import warm
-from server.runtime.threads.poll_rate import PollRate
-from server.storage.choice import STORES, Storing
-from server.storage.formats import FormatOptions
-from server.storage.local import opened_shards
-from server.storage.local.copying import FILES_AT_ONCE
-from server.storage.local.local_store import LocalStore
-from server.storage.local.mapped_store import MapStore
-from server.storage.local.opened_shards import Unread
-from server.storage.store import gather_block, run_inline
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.datasets.content import InOrder
+from tokenfeed.server.datasets.warmup import warm
+from tokenfeed.server.runtime.threads.poll_rate import PollRate
+from tokenfeed.server.storage.choice import STORES, Storing
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.local import opened_shards
+from tokenfeed.server.storage.local.copying import FILES_AT_ONCE
+from tokenfeed.server.storage.local.local_store import LocalStore
+from tokenfeed.server.storage.local.mapped_store import MapStore
+from tokenfeed.server.storage.local.opened_shards import Unread
+from tokenfeed.server.storage.store import gather_block, run_inline
 
 Store = LocalStore
 Open = Callable[..., Store]

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.storage.local import opened_shards as opened_module
-from server.storage.local import pread_store
-from server.storage.local.pread_store import PreadStore
-from server.storage.local.shard import FileStat
-from server.storage.store import gather_block, run_inline
 from tests.conftest import Serve, WriteTokens
 from tests.server.conftest import options
 from tests.support.waiting import eventually
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.local import opened_shards as opened_module
+from tokenfeed.server.storage.local import pread_store
+from tokenfeed.server.storage.local.pread_store import PreadStore
+from tokenfeed.server.storage.local.shard import FileStat
+from tokenfeed.server.storage.store import gather_block, run_inline
 
 Open = Callable[..., PreadStore]
 

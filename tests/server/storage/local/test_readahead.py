@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.storage.local import syscalls
-from server.storage.local.mapped_store import MapStore
-from server.storage.local.readahead import ReadAhead
 from tests.server.conftest import options
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.local import syscalls
+from tokenfeed.server.storage.local.mapped_store import MapStore
+from tokenfeed.server.storage.local.readahead import ReadAhead
 
 TOKENS = 4 << 20
 ROW_TOKENS = 2049

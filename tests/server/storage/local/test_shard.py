@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from server.storage.files import open_file
-from server.storage.formats import FormatOptions
-from server.storage.local.shard import Shard, Tail
+from tokenfeed.server.storage.files import open_file
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.local.shard import Shard, Tail
 
 PAGE_BYTES = 4096
 

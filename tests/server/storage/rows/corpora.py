@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from server.storage.borders import Borders, Delimiters, borders_of
-from server.storage.rows import RowIndices
-from server.storage.store import TokenStore
 from tests.server.storage.borders.naive import Corpus, opened, write_datatrove
 from tests.support import reference
 from tokenfeed.sampling.document_rows import RowPieces, RowsKey
+from tokenfeed.server.storage.borders import Borders, Delimiters, borders_of
+from tokenfeed.server.storage.rows import RowIndices
+from tokenfeed.server.storage.store import TokenStore
 
 FINGERPRINT = bytes(range(32))
 

@@ -17,12 +17,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.storage.borders import Borders, BorderSearch, Delimiters, borders_of, opening
-from server.storage.kept import spool
-from server.storage.rows import RowIndex, RowIndices, RowsJob, indices, kept
-from server.storage.store import TokenStore
 from tests.conftest import ROOT, WriteTokens
 from tests.server.conftest import options
 from tests.server.storage.borders.naive import Corpus, opened, starts_by, write_datatrove
@@ -49,6 +43,12 @@ from tokenfeed.errors import (
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import packed_v1
 from tokenfeed.sampling.plan import plan
+from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.storage.borders import Borders, BorderSearch, Delimiters, borders_of, opening
+from tokenfeed.server.storage.kept import spool
+from tokenfeed.server.storage.rows import RowIndex, RowIndices, RowsJob, indices, kept
+from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.stream import Stream
 
 LENGTHS = random_lengths(11)
@@ -436,10 +436,10 @@ def test_a_making_that_is_ended_leaves_nothing(
 STOP = """
 import sys, time
 import numpy as np
-from server.datasets.opening import TokenChecks, open_dataset
-from server.datasets.sources import DatasetSource
-from server.storage.formats import FormatOptions
-from server.storage.rows import indices
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.rows import indices
 from tests.server.storage.rows.corpora import packed
 from tokenfeed.errors import Unreadable
 

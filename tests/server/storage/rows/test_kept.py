@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.storage.rows import RowIndices, kept
-from server.storage.rows.reading import FOOTER
 from tests.conftest import ROOT, WriteTokens
 from tests.server.storage.borders.naive import Corpus, starts_by
 from tests.server.storage.rows.corpora import (
@@ -37,6 +35,8 @@ from tests.server.storage.rows.corpora import kept as kept_files
 from tests.support.full_disk import FullDisk
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.document_rows import RowsKey
+from tokenfeed.server.storage.rows import RowIndices, kept
+from tokenfeed.server.storage.rows.reading import FOOTER
 from tokenfeed.stream import identity
 
 LENGTHS = random_lengths(9)
@@ -479,7 +479,7 @@ def test_a_sync_that_fails_is_a_full_disk_too(
 MAKE = """
 import os, signal, sys
 from pathlib import Path
-from server.storage.rows import kept
+from tokenfeed.server.storage.rows import kept
 from tests.server.storage.borders.naive import Corpus
 from tests.server.storage.rows.corpora import indices_of, packed
 

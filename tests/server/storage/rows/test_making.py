@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.storage.rows import RowIndices, RowsJob
 from tests.server.storage.borders.naive import opened
 from tests.server.storage.rows.corpora import (
     FINGERPRINT,
@@ -19,6 +18,7 @@ from tests.server.storage.rows.corpora import (
     write_documents,
 )
 from tokenfeed.sampling.document_rows import RowsKey
+from tokenfeed.server.storage.rows import RowIndices, RowsJob
 
 CHUNKS_BYTES = 8 << 20
 """What is made at once, however many documents there are."""

@@ -12,15 +12,6 @@ from hypothesis import given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
-from server.storage.kept.mapped import HeldNumbers, MappedNumbers
-from server.storage.rows import (
-    FileDocuments,
-    RowIndex,
-    RowIndices,
-    kept,
-    reading,
-    rows_of_documents,
-)
 from tests.server.storage.borders.naive import Corpus, starts_of
 from tests.server.storage.rows.corpora import (
     indices_of,
@@ -36,6 +27,15 @@ from tests.support import reference
 from tests.support.waiting import eventually
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.document_rows import RowsKey
+from tokenfeed.server.storage.kept.mapped import HeldNumbers, MappedNumbers
+from tokenfeed.server.storage.rows import (
+    FileDocuments,
+    RowIndex,
+    RowIndices,
+    kept,
+    reading,
+    rows_of_documents,
+)
 
 KEYS = [
     packed(16),
@@ -267,7 +267,7 @@ def test_another_possible_piece_that_is_written_while_it_is_served_is_found_by_t
     right = int(np.fromfile(path, "<i8", 1)[0])
     overwrite(path, 0, right + (1 << 24))
     os.utime(path, (1, 1))  # not in the tick in which it was made
-    monkeypatch.setattr("server.storage.kept.mapped._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("tokenfeed.server.storage.kept.mapped._POLL_SECONDS", 0.0)
 
     for _ in range(2):
         with pytest.raises(CorpusChanged):

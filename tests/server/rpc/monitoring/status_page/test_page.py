@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from server.rpc.monitoring.status_page import status_page
-from server.rpc.monitoring.status_page.drawing import bar, rate_line
 from tests.support.statuses import HOSTILE_NAMES, dataset, status, stream
 from tests.support.waiting import least_seconds
+from tokenfeed.server.rpc.monitoring.status_page import status_page
+from tokenfeed.server.rpc.monitoring.status_page.drawing import bar, rate_line
 from tokenfeed.v1 import status_pb2 as pb
 
 # Elements that the page consists of. What is in no list here came from outside.

@@ -1,1 +1,0 @@
-from tokenfeed.client import *  # noqa: F403

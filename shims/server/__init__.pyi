@@ -1,1 +1,0 @@
-from tokenfeed.server import *  # noqa: F403

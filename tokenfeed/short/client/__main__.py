@@ -1,0 +1,5 @@
+"""python -m client: what `python -m tokenfeed.client` does."""
+
+import runpy
+
+runpy.run_module("tokenfeed.client", run_name="__main__", alter_sys=True)

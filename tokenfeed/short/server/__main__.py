@@ -1,0 +1,5 @@
+"""python -m server: what `python -m tokenfeed.server` does."""
+
+import runpy
+
+runpy.run_module("tokenfeed.server", run_name="__main__", alter_sys=True)
