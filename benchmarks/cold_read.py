@@ -42,10 +42,7 @@ NO_READ_AHEAD = (
     "from tokenfeed.server.storage.local import readahead\n"
     "readahead.ReadAhead.advise = lambda *_: None"
 )
-LOOK_AHEAD = (
-    "from tokenfeed.server.datasets import planned_rows\n"
-    "planned_rows.READ_AHEAD_BYTES = {mib} << 20"
-)
+LOOK_AHEAD = "from tokenfeed.server.rows import reader\nreader.READ_AHEAD_BYTES = {mib} << 20"
 
 BY_PREAD = ("--read", "pread")
 _PREAD = "from tokenfeed.server.storage.local import pread_store\npread_store."

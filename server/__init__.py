@@ -2,6 +2,7 @@
 
     cli/        options, start and stop: wires all parts
     rpc/        the gRPC service: checks a request, encodes frames, limits and schedules calls
+    rows/       the rows of a request, planned, read ahead, redacted
     datasets/   a name -> files that are checked and fingerprinted
     storage/    the tokens in these files, and the file formats
     runtime/    the process: signals, polling, memory

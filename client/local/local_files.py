@@ -43,7 +43,7 @@ _LOG_SECONDS = 30.0
 
 
 class LocalAnswers(Protocol):
-    """What `tokenfeed.server.datasets.open_local` answers as the service Provenance does."""
+    """What `tokenfeed.server.open_local` answers as the service Provenance does."""
 
     def locate(self, request: provenance_pb.LocateRequest) -> provenance_pb.LocateResponse:
         """Return where rows come from.  Raises: TokenfeedError."""
@@ -56,7 +56,7 @@ class LocalAnswers(Protocol):
 
 
 class Opened(Protocol):
-    """What `tokenfeed.server.datasets.open_local` returns."""
+    """What `tokenfeed.server.open_local` returns."""
 
     def described(self, context_length: int, sources: Sequence[Source] = ()) -> Datasets:
         """Return the description of each source, with the rows of T = context_length tokens."""
@@ -218,7 +218,7 @@ class LocalFiles(Supervised):
         except ImportError as error:
             raise InvalidRequest("target", f"local files cannot be read here: {error}") from None
         # The only import of the server's packages, and only where they are needed.
-        from tokenfeed.server.datasets.open_local import open_local
+        from tokenfeed.server.open_local import open_local
 
         names = [source.dataset for source in self._stream.sources]
         return open_local(self._target.words, names, self._target.options, lambda: self.closed)

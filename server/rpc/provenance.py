@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -20,11 +20,8 @@ from google.protobuf.message import Message
 
 from tokenfeed.errors import ServerUnavailable, listed
 from tokenfeed.v1 import provenance_pb2 as pb
-from tokenfeed.wire.request import Expected, Request
 
-from ..datasets.dataset import Dataset
 from ..datasets.provenance.answers import Answers, Asked
-from ..storage.store import RowStore
 from .admission import (
     SHUTTING_DOWN,
     ActiveCall,
@@ -133,13 +130,9 @@ class Provenance:
     def __init__(self, feed: TokenFeed, counts: CallCounts) -> None:
         """feed: checks requests as for GetBatch.  counts: of calls."""
 
-        def check(request: Request, expected: Expected) -> tuple[Sequence[Dataset], RowStore]:
-            checked = feed.checked(request, expected)
-            return checked.datasets, checked.store
-
         self._calls = AdmissionControl(_LIMITS, counts)
         self._turns = Turns(lambda: feed.is_streaming)
-        answers = Answers(check, feed.redactor)
+        answers = Answers(feed.datasets.checked, feed.datasets.redactor)
         self._methods = {
             "Locate": partial(self._answer, "Locate", pb.LocateRequest, answers.locate),
             "Find": partial(self._answer, "Find", pb.FindRequest, answers.find),

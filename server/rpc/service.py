@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import grpc
 
 from tokenfeed import __version__
-from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch, listed, shortened
+from tokenfeed.errors import InvalidRequest, StreamMismatch, listed
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import RowsKey
-from tokenfeed.sampling.plan import require_windows
 from tokenfeed.stream.identity import stage_plane_fingerprint
 from tokenfeed.stream.planes import KINDS, LOSS_MASK, NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
@@ -36,14 +35,11 @@ from tokenfeed.wire.request import (
     from_message,
     from_rows_message,
     require_understood,
-    require_within,
 )
 
 from ..datasets.dataset import Dataset
-from ..datasets.provenance.expected import require_expected, require_stream
-from ..datasets.redactions.redacted_rows import CurrentRows, Redactor
-from ..storage.mixed_store import MixedStore
-from ..storage.store import RowStore
+from ..datasets.provenance.expected import require_expected
+from ..rows.served import ServedDatasets
 from .activity import Activity, Caller
 from .admission import AdmissionControl, abort_on_error, parse_message
 from .fair_scheduler import FairScheduler
@@ -51,21 +47,7 @@ from .frame_producer import FrameProducer
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-_MIXTURES_KEPT = 64
-"""Combinations of datasets that are kept ready."""
-
 Message = TypeVar("Message", pb.GetBatchRequest, pb.GetRowsRequest)
-
-
-class Checked(NamedTuple):
-    """What a request is for.  datasets: of each source.  store: their rows.  identity: of the
-    stream, 32 bytes.
-    """
-
-    datasets: Sequence[Dataset]
-    store: RowStore
-    scheduler: FairScheduler
-    identity: bytes
 
 
 class TokenFeed:
@@ -86,11 +68,8 @@ class TokenFeed:
         """calls, describe_calls: admit calls of rows, and Describe.  activity: counts frames.
         batch_bytes_max: larger batches are refused.  request_bytes_max: the limit of the listener.
         """
-        self._datasets = datasets
         self._schedulers = {name: FairScheduler() for name in datasets}
         self._mixture_scheduler = FairScheduler()
-        self._mixed = lru_cache(_MIXTURES_KEPT)(self._mix)
-        self.redactor = Redactor()
         self._calls = calls
         self._describe_calls = describe_calls
         self._activity = activity
@@ -101,6 +80,7 @@ class TokenFeed:
             request_bytes_max=request_bytes_max,
             row_bytes_max=frame.ROW_BYTES_MAX,
         )
+        self.datasets = ServedDatasets(datasets, self._limits)
 
     @property
     def is_streaming(self) -> bool:
@@ -171,48 +151,25 @@ class TokenFeed:
 
     def _open(self, request: AnyRequest, expected: Expected) -> FrameProducer:
         """Check a request and return the producer of its frames.  Raises: TokenfeedError."""
-        stream = request.stream
-        datasets, store, scheduler, identity = self.checked(request, expected)
+        datasets, store, identity = self.datasets.checked(request, expected)
         planes = _planes(datasets, request, expected)
-        wrap = partial(self.redactor.wrap, store, datasets, stream, request.planes)
-        frames = frame.Frames(stream.row_tokens, request.position, identity, planes)
+        frames = frame.Frames(request.stream.row_tokens, request.position, identity, planes)
         names = [dataset.name for dataset in datasets]
-        return FrameProducer(names, store, CurrentRows(wrap), request, frames, scheduler)
-
-    def checked(self, request: AnyRequest, expected: Expected) -> Checked:
-        """Check a request, but for its planes and redactions.  Raises: TokenfeedError."""
-        stream = request.stream
-        datasets = [self._dataset(source.dataset) for source in stream.sources]
-        store, scheduler = self._rows_of(datasets, stream)
-        store.require_intact()
-        require_windows(stream, store.shapes)
-        require_within(request, self._limits, store.dtype.itemsize)
-        return Checked(datasets, store, scheduler, require_stream(stream, expected, datasets))
-
-    def _rows_of(
-        self, datasets: Sequence[Dataset], stream: Stream
-    ) -> tuple[RowStore, FairScheduler]:
-        """Return the store of the rows of a stage, and its scheduler.  datasets: of each source."""
-        names = tuple(dataset.name for dataset in datasets)
-        if len(names) == 1:
-            return datasets[0].store, self._schedulers[names[0]]
-        have_pieces = tuple(source.reads_documents for source in stream.sources)
-        return self._mixed(names, have_pieces), self._mixture_scheduler
-
-    def _mix(self, names: tuple[str, ...], have_pieces: tuple[bool, ...]) -> MixedStore:
-        return MixedStore([self._datasets[name].store for name in names], have_pieces)
+        scheduler = self._schedulers[names[0]] if len(names) == 1 else self._mixture_scheduler
+        reader = self.datasets.reader(request, datasets, store)
+        return FrameProducer(names, reader, frames, scheduler)
 
     def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
         require_understood(request)
         names = (
-            [self._dataset(request.dataset).name]
+            [self.datasets.named(request.dataset).name]
             if request.dataset
-            else sorted(self._datasets, key=str.encode)
+            else sorted(self.datasets.by_name, key=str.encode)
         )
         context_length = request.context_length if request.HasField("context_length") else None
         if context_length is not None:
             require_range("context_length", context_length, 1, SAMPLE_END)
-        described = [self._datasets[name].described(context_length) for name in names]
+        described = [self.datasets.by_name[name].described(context_length) for name in names]
         if request.order or request.long_documents:
             described[0].rows.append(self._document_rows(request, names))
         return pb.DescribeResponse(
@@ -236,19 +193,9 @@ class TokenFeed:
             raise InvalidRequest("dataset", "is missing; an order over documents is of one dataset")
         if not request.HasField("context_length"):
             raise InvalidRequest("context_length", f"is missing; {order.NAME} depends on it")
-        return self._datasets[names[0]].document_rows(
+        return self.datasets.by_name[names[0]].document_rows(
             RowsKey(order.NAME, request.context_length, source.long_documents)
         )
-
-    def _dataset(self, name: str) -> Dataset:
-        if not name and len(self._datasets) > 1:
-            served = listed(sorted(self._datasets))
-            raise InvalidRequest("dataset", f"is missing; this server has several: {served}")
-        dataset = self._datasets.get(name) if name else next(iter(self._datasets.values()))
-        if dataset is None:
-            served = listed(sorted(self._datasets))
-            raise NotFound("dataset", f"{shortened(name)!r} is not served here, only {served}")
-        return dataset
 
 
 def _hints_of_rows(message: pb.GetRowsRequest) -> Hints:

@@ -32,9 +32,8 @@ from .locate import locate
 from .marks import Marks, RowMarks, unmarked
 from .sources import Sources
 
-Check = Callable[[Request, Expected], tuple[Sequence[Dataset], RowStore]]
-"""Checks a request of GetBatch, but for its planes.  Returns: the dataset of each source, and what
-rows of these are gathered from.  Raises: what GetBatch refuses it with."""
+Check = Callable[[Request, Expected], tuple[Sequence[Dataset], RowStore, bytes]]
+"""Returns the dataset of each source, the store of their rows, and the identity of the stream."""
 
 
 class Asked(NamedTuple):
@@ -101,7 +100,7 @@ class Answers:
         return partial(_marked, found) if isinstance(found, RedactedRows) else unmarked
 
     def _asked(self, request: Request, expected: Expected) -> Asked:
-        datasets, rows = self._check(request, expected)
+        datasets, rows, _ = self._check(request, expected)
         documents = [self._documents_of(dataset) for dataset in datasets]
         return Asked(request, Sources(request.stream, datasets, documents), rows)
 

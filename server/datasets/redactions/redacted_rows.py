@@ -7,11 +7,10 @@ what lies on the disk there is not what the stream has.
 from __future__ import annotations
 
 import os
-import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +24,15 @@ from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.row_block import Plane
 
 from ...runtime.kept import Kept
-from ...storage.store import EXCHANGES, RowStore, TokenStore
+from ...storage.store import RowStore, TokenStore
 from .covering import DELETED, Covering, Hits, SourceLists
 from .list_file import RedactionLists
 from .ranges import RedactionList
 
 TokenArray = npt.NDArray[np.unsignedinteger]
-Gathered = TypeVar("Gathered")
 
 _SEGMENTS_KEPT = 1 << 23
 """Of all combinations of lists and datasets that are prepared: 350 MB at most."""
-_CURRENT_SECONDS = 0.5
 
 
 class RedactedDataset(Protocol):
@@ -138,43 +135,7 @@ def _lacking(dataset: RedactedDataset, list_hash: bytes) -> StreamMismatch:
     return StreamMismatch("redactions", f"{problem}; copy its list file to this server")
 
 
-class CurrentRows:
-    """The rows of a stream that may last for days, while tokens of its datasets are erased.
-
-    Of one thread. Lists only grow, so what was served once is still redacted in the same way.
-    """
-
-    def __init__(self, wrap: Callable[[], RowStore]) -> None:
-        """Wrap at once.  wrap: returns the rows, as `Redactor.wrap`; what it raises is raised."""
-        self._wrap = wrap
-        self._rows = self._wrapped()
-
-    def gathered(self, gather: Callable[[RowStore], Gathered]) -> Gathered:
-        """Return what is gathered from the rows, wrapped for what is erased by now, or was a second
-        ago; but always for what is erased in the files that were read.
-
-        gather: is called again if what is erased has changed meanwhile. What it raises is raised.
-        """
-        if EXCHANGES.count != self._exchanges or time.monotonic() >= self._wraps_at:
-            self._rows = self._wrapped()
-        while True:
-            rows = self._rows
-            found = gather(rows)
-            if EXCHANGES.count == self._exchanges:
-                return found
-            # A list says what is erased before a file is exchanged, so that rows which were wrapped
-            # for the same lists had no token of it, whichever of the files was read.
-            self._rows = self._wrapped()
-            if _are_same(self._rows, rows):
-                return found
-
-    def _wrapped(self) -> RowStore:
-        self._exchanges = EXCHANGES.count
-        self._wraps_at = time.monotonic() + _CURRENT_SECONDS
-        return self._wrap()
-
-
-def _are_same(one: RowStore, other: RowStore) -> bool:
+def are_same(one: RowStore, other: RowStore) -> bool:
     """Return whether two results of a `Redactor.wrap` redact and refuse the same tokens."""
     if isinstance(one, RedactedRows) and isinstance(other, RedactedRows):
         return one.covering is other.covering

@@ -50,8 +50,8 @@ from tokenfeed.client.stream.wanted_planes import WantedPlanes
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.open_local import LocalDatasets
 from tokenfeed.server.datasets.opening import TokenChecks, dataset_of
+from tokenfeed.server.open_local import LocalDatasets
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.wire.row_block import Plane
 

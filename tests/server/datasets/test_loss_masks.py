@@ -21,8 +21,8 @@ from tokenfeed.sampling.plan import plan
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset, start_polling
 from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, log_opened, open_dataset
-from tokenfeed.server.datasets.planned_rows import PlannedRows
 from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
+from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.storage import choice
 from tokenfeed.server.storage.choice import Storing
 from tokenfeed.server.storage.formats import FormatOptions
@@ -244,7 +244,8 @@ def test_a_cold_mask_is_read_ahead_for_those_who_want_it(
     dataset.store.readahead.cold = False  # type: ignore[attr-defined]
     assert not dataset.store.cold, "no client has wanted the mask"
     stream = Stream.of_dataset("x", orders.latest("shuffled"), 5, T)
-    rows = PlannedRows(dataset.store, Request(stream, Position(0, 4), planes, num_batches=8))
+    request = Request(stream, Position(0, 4), planes, num_batches=8)
+    rows = RowReader(request, dataset.store, lambda: dataset.store)
 
     dataset.store.gather_planes(planned(dataset, "shuffled", 4), (LOSS_MASK,))
     mask.readahead.cold = True  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.memory_store import MemoryStore
 from tokenfeed.sampling import orders
-from tokenfeed.server.datasets.redactions.redacted_rows import CurrentRows
+from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.rpc.activity import (
     ENDED_SECONDS,
     FORGET_SECONDS,
@@ -56,9 +56,8 @@ def producer(first_sample: int = 0, rank: int = 0, batch_size: int = 4) -> Frame
     stream = Stream.of_dataset("", orders.find("sequential-1"), 0, 8)
     request = Request(stream, Position(first_sample, batch_size, rank, 8), num_batches=10)
     shared = frame.Frames(9, request.position, bytes(32), {})
-    return FrameProducer(
-        ["train"], store, CurrentRows(lambda: store), request, shared, FairScheduler()
-    )
+    reader = RowReader(request, store, lambda: store)
+    return FrameProducer(["train"], reader, shared, FairScheduler())
 
 
 def made(end_row: int, row_count: int = 4) -> MadeFrame:

@@ -17,8 +17,8 @@ from tokenfeed.errors import Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
-from tokenfeed.server.datasets.redactions.redacted_rows import CurrentRows
 from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.rpc.admission import Connection
 from tokenfeed.server.rpc.fair_scheduler import FairScheduler
 from tokenfeed.server.rpc.frame_producer import FrameProducer
@@ -49,9 +49,7 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
         list(
             FrameProducer(
                 ["train"],
-                dataset.store,
-                CurrentRows(lambda: dataset.store),
-                request,
+                RowReader(request, dataset.store, lambda: dataset.store),
                 shared,
                 scheduler or FairScheduler(),
             ).frames(Connection("peer"))

@@ -14,9 +14,9 @@ from tests.server.storage.borders.naive import write_lines
 from tests.support.packed_corpora import Corpus, random_lengths, write_corpus
 from tokenfeed.sampling import orders
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.open_local import LocalDatasets
 from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.open_local import LocalDatasets
 from tokenfeed.server.storage.borders import Delimiters
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.planes import REDACTED

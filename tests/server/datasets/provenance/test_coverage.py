@@ -22,9 +22,9 @@ from tests.server.datasets.provenance.corpora import (
 from tests.server.datasets.provenance.test_locate import ORDERS, located
 from tests.support.packed_corpora import Corpus, random_lengths
 from tokenfeed.errors import InvalidRequest, StreamMismatch
-from tokenfeed.server.datasets.open_local import LocalDatasets
 from tokenfeed.server.datasets.provenance import coverage as coverage_module
 from tokenfeed.server.datasets.provenance import sources as sources_module
+from tokenfeed.server.open_local import LocalDatasets
 from tokenfeed.stream.stage import Redaction, Share
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb

@@ -24,8 +24,8 @@ from tests.server.datasets.provenance.test_locate import ORDERS, located
 from tests.support.packed_corpora import Corpus, random_lengths
 from tests.support.redacted_corpora import begin_erasure, write_lists
 from tokenfeed.errors import InvalidRequest, NotFound, SamplesExhausted, StreamMismatch
-from tokenfeed.server.datasets.open_local import LocalDatasets
 from tokenfeed.server.datasets.provenance import find as find_module
+from tokenfeed.server.open_local import LocalDatasets
 from tokenfeed.stream.stage import Corpus as KnownCorpus
 from tokenfeed.stream.stage import Redaction
 from tokenfeed.stream.stream import Stream

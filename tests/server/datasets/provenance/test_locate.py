@@ -31,9 +31,9 @@ from tokenfeed.errors import (
     SamplesExhausted,
     StreamMismatch,
 )
-from tokenfeed.server.datasets.open_local import LocalDatasets
 from tokenfeed.server.datasets.provenance import locate as locate_module
 from tokenfeed.server.datasets.provenance import sources as sources_module
+from tokenfeed.server.open_local import LocalDatasets
 from tokenfeed.stream.stage import Redaction
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb

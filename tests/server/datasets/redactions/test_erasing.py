@@ -14,9 +14,10 @@ from contextlib import closing, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.conftest import ROOT, WriteTokens
@@ -33,14 +34,17 @@ from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_da
 from tokenfeed.server.datasets.provenance.documents import documents_of
 from tokenfeed.server.datasets.redactions import erasing, list_file
 from tokenfeed.server.datasets.redactions.erased_files import locked_records
-from tokenfeed.server.datasets.redactions.redacted_rows import CurrentRows, Redactor
+from tokenfeed.server.datasets.redactions.redacted_rows import Redactor
 from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
+from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.storage.borders import Delimiters
 from tokenfeed.server.storage.choice import Storing
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.store import EXCHANGES, RowStore, gather_block
+from tokenfeed.server.storage.store import EXCHANGES, gather_block
 from tokenfeed.server.verify import main as verify
+from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
+from tokenfeed.wire.request import Request
 
 Open = Callable[..., Dataset]
 ERASE = ("--erase", "--no-delimiter")
@@ -73,6 +77,17 @@ def known(dataset: Dataset) -> tuple[bytes, bytes, str]:
 def tokens_of(dataset: Dataset, file: int, first: int, end: int) -> list[int]:
     spans = Spans(end - first, *(np.array([number]) for number in (0, file, first)))
     return gather_block(dataset.store, spans).tokens[0].tolist()
+
+
+class Memory(NamedTuple):
+    rows: slice
+    tokens: npt.NDArray[np.uint16]
+
+
+def reader_of(dataset: Dataset, stream: Stream) -> RowReader:
+    request = Request(stream, Position(0, 1), num_batches=9)
+    wrap = partial(Redactor().wrap, dataset.store, [dataset], stream)
+    return RowReader(request, dataset.store, wrap)
 
 
 def opened(*paths: Path) -> Dataset:
@@ -421,22 +436,25 @@ def test_no_row_has_the_fill_of_an_erasure_that_its_stream_does_not_know(
     source = DatasetSource("train", (str(path),))
     with closing(open_dataset(source, FormatOptions(), TokenChecks(), storing)) as dataset:
         stream = Stream.of_dataset("train", orders.find("sequential-1"), 0, 9)
-        rows = CurrentRows(partial(Redactor().wrap, dataset.store, [dataset], stream))
+        reader = reader_of(dataset, stream)
         spans = Spans(5, *(np.array([number]) for number in (0, 0, 4995)))
-        before = rows.gathered(lambda store: gather_block(store, spans)).tokens.tolist()
-        redact(path, "--range=0:4990:5000", *ERASE)
-        gathered = []
+        memory: list[Memory] = []
 
-        def gather(store: RowStore) -> list[list[int]]:
-            if not gathered:
+        def first(planes: object) -> list[Memory]:
+            memory.append(Memory(slice(0, 1), np.empty((1, 5), dtype="<u2")))
+            return memory[-1:]
+
+        def exchanged(planes: object) -> list[Memory]:
+            if len(memory) == 1:
                 look_at_all(dataset)  # which exchanges the file, before it is read
-            gathered.append(gather_block(store, spans).tokens.tolist())
-            return gathered[-1]
+            return first(planes)
 
+        reader.fill(spans, first)
+        redact(path, "--range=0:4990:5000", *ERASE)
         with pytest.raises(Deleted):
-            rows.gathered(gather)
-    assert before == [list(range(5251, 5256))]
-    assert gathered == [[[0] * 5]]  # what a stream would have had
+            reader.fill(spans, exchanged)
+    assert memory[0].tokens.tolist() == [list(range(5251, 5256))]
+    assert memory[1].tokens.tolist() == [[0] * 5]  # what a stream would have had
 
 
 def test_nothing_is_mapped_once_a_dataset_is_closed(
@@ -776,20 +794,20 @@ def test_rows_are_gathered_once_more_only_if_what_is_erased_has_changed(
 ) -> None:
     """While ten thousand files are exchanged, the streams of other datasets go on."""
     path = write_tokens(np.arange(1, 300))
-    dataset, gathers = open_(path), list[int]()
-    stream = Stream.of_dataset("train", orders.find("sequential-1"), 0, 8)
-    rows = CurrentRows(partial(Redactor().wrap, dataset.store, [dataset], stream))
+    dataset, reads = open_(path), list[int]()
+    reader = reader_of(dataset, Stream.of_dataset("train", orders.find("sequential-1"), 0, 8))
 
-    def gather(store: RowStore) -> None:
-        gathers.append(1)
-        if len(gathers) == 2:
+    def exchanged(planes: object) -> list[Memory]:
+        reads.append(1)
+        if len(reads) == 2:
             redact(path, "--range=0:5:9", *ERASE)
         EXCHANGES.add()
+        return []
 
-    rows.gathered(gather)
-    assert len(gathers) == 1
-    rows.gathered(gather)
-    assert len(gathers) == 3
+    reader.fill(reader.take(1), exchanged)
+    assert len(reads) == 1
+    reader.fill(reader.take(1), exchanged)
+    assert len(reads) == 3
 
 
 def test_a_file_that_another_process_replaces_is_left_alone(

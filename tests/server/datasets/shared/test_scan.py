@@ -24,10 +24,10 @@ from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.datasets import opening
 from tokenfeed.server.datasets.content import Scan
-from tokenfeed.server.datasets.open_local import open_local
 from tokenfeed.server.datasets.opening import TokenChecks
 from tokenfeed.server.datasets.redactions.overlay import Read
 from tokenfeed.server.datasets.shared import scan as shared_scan
+from tokenfeed.server.open_local import open_local
 from tokenfeed.server.runtime import shared_lock
 from tokenfeed.server.storage.store import TokenStore
 
@@ -497,7 +497,8 @@ def test_who_is_not_needed_any_more_does_not_wait_for_another_process(
 # Each prints its fingerprint, and a line for each scan that it makes.
 RANKS = """
 import os, sys
-from tokenfeed.server.datasets import open_local, opening
+from tokenfeed.server import open_local
+from tokenfeed.server.datasets import opening
 scan_content = opening.scan_content
 def counted(*arguments):
     os.write(1, b"scanned\\n")

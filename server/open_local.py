@@ -12,25 +12,23 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.errors import (
     CorpusChanged,
-    Deleted,
     InvalidCorpus,
     InvalidRequest,
     NotFound,
     Unreadable,
     listed,
-    shortened,
 )
 from tokenfeed.sampling.document_rows import RowsKey
-from tokenfeed.sampling.plan import require_windows
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.stream.planes import REDACTED
 from tokenfeed.stream.position import BATCH_BYTES_MAX, BATCH_SIZE_MAX, WORLD_SIZE_MAX
 from tokenfeed.stream.stage import Source
-from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
 from tokenfeed.wire.frame import (
@@ -39,14 +37,23 @@ from tokenfeed.wire.frame import (
     ROW_BYTES_MAX,
     rows_per_frame,
 )
-from tokenfeed.wire.piece_planes import OF_PIECES
-from tokenfeed.wire.request import Expected, Request, require_within
-from tokenfeed.wire.row_block import RowBlock
+from tokenfeed.wire.request import Request
+from tokenfeed.wire.row_block import Plane, RowBlock
 
-from ..runtime.threads.poll_rate import PollRate
-from ..storage.borders import END_OPTION, START_OPTION, Delimiters
-from ..storage.choice import Storing
-from ..storage.formats import (
+from .datasets.dataset import Dataset, start_polling
+from .datasets.loss_masks import OPTION as MASK_OPTION
+from .datasets.opening import VOCAB_SIZE_MAX, PlaneOptions, TokenChecks, log_opened, open_dataset
+from .datasets.provenance.answers import Answers
+from .datasets.redactions.opening import OPTION as REDACTIONS_OPTION
+from .datasets.sources import DatasetSource, is_text, parse_datasets, require_distinct_names
+from .datasets.sources.paths import MASK_SUFFIXES, expand
+from .datasets.sources.splits import OPTION as SPLITS_OPTION
+from .rows.reader import RowReader
+from .rows.served import ServedDatasets
+from .runtime.threads.poll_rate import PollRate
+from .storage.borders import END_OPTION, START_OPTION, Delimiters
+from .storage.choice import Storing
+from .storage.formats import (
     FORMAT_NAMES,
     ROW_OPTION,
     ROW_TOKENS_MAX,
@@ -54,19 +61,7 @@ from ..storage.formats import (
     STORED,
     FormatOptions,
 )
-from ..storage.mixed_store import MixedStore
-from ..storage.store import CHANGED, WAYS, WRONG_TOKEN, RowStore, gather_block
-from .dataset import Dataset, start_polling
-from .loss_masks import OPTION as MASK_OPTION
-from .opening import VOCAB_SIZE_MAX, PlaneOptions, TokenChecks, log_opened, open_dataset
-from .planned_rows import PlannedRows
-from .provenance.answers import Answers
-from .provenance.expected import require_stream
-from .redactions.opening import OPTION as REDACTIONS_OPTION
-from .redactions.redacted_rows import CurrentRows, Redactor
-from .sources import DatasetSource, is_text, parse_datasets, require_distinct_names
-from .sources.paths import MASK_SUFFIXES, expand
-from .sources.splits import OPTION as SPLITS_OPTION
+from .storage.store import CHANGED, WAYS, WRONG_TOKEN
 
 _LOSS_MASK = MASK_OPTION.removeprefix("--")
 _VOCAB_SIZE = "vocab-size"
@@ -193,10 +188,10 @@ class LocalDatasets:
         Raises: RuntimeError if no thread can start.
         """
         self._datasets = tuple(datasets)
-        self._by_name = {dataset.name: dataset for dataset in datasets}
+        by_name = {dataset.name: dataset for dataset in datasets}
+        self._rows = ServedDatasets(by_name, _LIMITS, "opened")
         self._stopped = stopped
-        self._redactor = Redactor()
-        self._answers = Answers(self._checked, self._redactor)
+        self._answers = Answers(self._rows.checked, self._rows.redactor)
         # As in a server, so that a trainer that pauses finds out as early.
         self._poller = start_polling(datasets, stopped=stopped) if polls else None
 
@@ -231,46 +226,16 @@ class LocalDatasets:
         would refuse; StreamMismatch if a list of redactions is missing. `LocalBlocks.next` raises
         them too, for a later stage.
         """
-        return LocalBlocks(request, self._rows)
+        return LocalBlocks(request, self._reader)
 
-    def _rows(self, part: Request) -> tuple[RowStore, CurrentRows]:
-        """Return what the rows of a request of one stage are planned for, and what they are
-        gathered from.  Raises: as `blocks`.
-        """
-        stream, planes = part.stream, part.planes
-        datasets = [self._named(source.dataset) for source in stream.sources]
-        store: RowStore = datasets[0].store
-        of_pieces = OF_PIECES if stream.reads_documents else ()
-        # Another stage may have planes that the only source of this one lacks.
-        if len(datasets) > 1 or not {*planes} <= {REDACTED, *datasets[0].store.planes, *of_pieces}:
-            store = _mixed(datasets, stream)
-        require_windows(stream, store.shapes)
-        require_within(part, _LIMITS, store.dtype.itemsize)
-        return store, CurrentRows(partial(self._redactor.wrap, store, datasets, stream, planes))
+    def _reader(self, part: Request) -> RowReader:
+        """Return the reader of the rows of a request of one stage.  Raises: as `blocks`."""
+        return self._rows.reader(part, *self._rows.of(part))
 
     @property
     def provenance(self) -> Answers:
         """Answers Locate, Find and Coverage as a server does, from the messages of the contract."""
         return self._answers
-
-    def _checked(self, request: Request, expected: Expected) -> tuple[Sequence[Dataset], RowStore]:
-        """Check a request of some of these datasets, as a server does.  Raises: TokenfeedError."""
-        stream = request.stream
-        datasets = [self._named(source.dataset) for source in stream.sources]
-        store = _mixed(datasets, stream)
-        store.require_intact()
-        require_windows(stream, store.shapes)
-        require_stream(stream, expected, datasets)
-        return datasets, store
-
-    def _named(self, name: str) -> Dataset:
-        """Return the dataset of a name; "" is the only one.  Raises: NotFound."""
-        if not name and len(self._by_name) == 1:
-            return self._datasets[0]
-        if name in self._by_name:
-            return self._by_name[name]
-        names = listed(list(self._by_name))
-        raise NotFound("dataset", f"{shortened(name)!r} is not opened, only {names}")
 
     def close(self) -> None:
         """Close the files. Blocks that are being read fail with CorpusChanged."""
@@ -280,19 +245,21 @@ class LocalDatasets:
             dataset.close()
 
 
+class _Memory(NamedTuple):
+    """The memory of a block: all of its rows."""
+
+    rows: slice
+    tokens: npt.NDArray[np.unsignedinteger]
+    planes: tuple[Plane, ...]
+
+
 class LocalBlocks:
     """The rows of a request, in order, in blocks of up to a MiB: whole batches where they fit."""
 
-    def __init__(
-        self, request: Request, rows_of: Callable[[Request], tuple[RowStore, CurrentRows]]
-    ) -> None:
-        """Read nothing yet.
-
-        rows_of: returns, for a request of one stage, what rows are planned for, and what they are
-        gathered from.
-        """
+    def __init__(self, request: Request, reader_of: Callable[[Request], RowReader]) -> None:
+        """Read nothing yet.  reader_of: returns the reader of a request of one stage."""
         self._request = request
-        self._rows_of = rows_of
+        self._reader_of = reader_of
         self._row = request.first_row
         self._block_bytes = FRAME_BYTES_FIRST
         self._spans: Spans | None = None
@@ -308,56 +275,42 @@ class LocalBlocks:
         if spans is None:
             if self._row == self._request.end_row:
                 return None
-            if self._rows.row == self._rows.end_row:
+            if self._reader.row == self._reader.end_row:
                 self._begin_part()
-            spans = self._spans = self._rows.take(self._next_row_count())
-            self._row += len(spans)
+            spans = self._spans = self._reader.take(self._next_row_count())
         try:
-            block, count = self._intact(spans)
-        except Deleted as error:
-            sample = self._request.position.sample_of(self._row - len(spans))
-            raise error.at_sample(sample) from None
+            block, deleted = self._reader.before_deleted(spans, self._row, self._block)
         except (CorpusChanged, Unreadable) as error:
             raise type(error)(error.subject, _for_readers(error.problem)) from None
+        if block is None:
+            assert deleted is not None
+            raise deleted
+        count = len(block.tokens)
         self._spans = spans[count:] if count < len(spans) else None
+        self._row += count
         return block
 
-    def _intact(self, spans: Spans) -> tuple[RowBlock, int]:
-        """Return the rows before the first one that needs deleted tokens, and how many they are.
-        Raises: Deleted if that is the first of all; CorpusChanged, Unreadable.
-        """
-        try:
-            return self._gathered(spans), len(spans)
-        except Deleted as error:
-            count = error.row - spans.whole.first_row
-            if not count:
-                raise
-        # More of these rows may be deleted by now.
-        return self._intact(spans[:count])
+    def _block(self, spans: Spans) -> RowBlock:
+        """Return rows in new arrays."""
 
-    def _gathered(self, spans: Spans) -> RowBlock:
-        return self._current.gathered(lambda rows: gather_block(rows, spans, self._part.planes))
+        def memory(planes: tuple[Plane, ...]) -> tuple[_Memory]:
+            tokens = np.empty((len(spans), spans.row_tokens), dtype=self._reader.dtype)
+            return (_Memory(slice(0, len(spans)), tokens, planes),)
+
+        (found,) = self._reader.fill(spans, memory)
+        return RowBlock(found.tokens, found.planes)
 
     def _next_row_count(self) -> int:
         """Return the rows of the next block; few at first, so that the first batch is early."""
-        row, batch_size = self._rows.row, self._part.position.batch_size
-        rows = rows_per_frame(self._block_bytes, self._row_bytes)
+        row, batch_size = self._reader.row, self._reader.request.position.batch_size
+        rows = rows_per_frame(self._block_bytes, self._reader.row_bytes)
         self._block_bytes = min(2 * self._block_bytes, FRAME_BYTES_TARGET)
         end = (row + rows) // batch_size * batch_size
         return (end if end > row else row + rows) - row
 
     def _begin_part(self) -> None:
         """Plan the rows of the next stage, or of the part of it with the same redactions."""
-        self._part = self._request.part(self._row, self._request.end_row)
-        store, self._current = self._rows_of(self._part)
-        self._row_bytes = self._part.stream.row_tokens * store.dtype.itemsize
-        self._rows = PlannedRows(store, self._part)
-
-
-def _mixed(datasets: Sequence[Dataset], stream: Stream) -> MixedStore:
-    """Return the rows of all sources of a stage.  datasets: of each source."""
-    have_pieces = [source.reads_documents for source in stream.sources]
-    return MixedStore([dataset.store for dataset in datasets], have_pieces)
+        self._reader = self._reader_of(self._request.part(self._row, self._request.end_row))
 
 
 @functools.lru_cache(maxsize=1)

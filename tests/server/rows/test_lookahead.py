@@ -8,7 +8,7 @@ import pytest
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.server.datasets.planned_rows import LookaheadPlan
+from tokenfeed.server.rows.lookahead import LookaheadPlan
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 

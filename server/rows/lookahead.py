@@ -1,51 +1,14 @@
-"""The spans of a stream's next rows, planned thousands at a time, and read ahead."""
+"""Plans the spans of a stream's rows thousands at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan, rows_at_once
+from tokenfeed.sampling.plan import Shape, plan, rows_at_once
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
-from tokenfeed.wire.frame import rows_per_frame
-from tokenfeed.wire.request import AnyRequest, SampleList
-
-from ..storage.store import READ_AHEAD_BYTES, RowStore
-
-
-class PlannedRows:
-    """The rows of a request, in order. Those behind them are read ahead while the store is cold.
-
-    row: the rank's row that comes next.  end_row: the end of the request.
-    """
-
-    def __init__(self, store: RowStore, request: AnyRequest) -> None:
-        """Begin at the request's first row."""
-        self._store = store
-        self._planes = request.planes
-        self.row = self._advised_row = request.first_row
-        self.end_row = request.end_row
-        self._plan = LookaheadPlan(
-            request.stream, store.shapes, request.position, self.row, self.end_row
-        )
-        row_bytes = request.stream.row_tokens * store.dtype.itemsize
-        # At most PLAN_ROWS: with very short rows the first ones would wait for a long plan.
-        self._rows_ahead = min(PLAN_ROWS, rows_per_frame(READ_AHEAD_BYTES, row_bytes))
-
-    def take(self, row_count: int) -> Spans:
-        """Return the spans of the next rows: row_count, or what is left. They may be used until the
-        next call.
-        """
-        first, end = self.row, min(self.row + row_count, self.end_row)
-        ahead = end + self._rows_ahead
-        if self._store.cold:
-            self._store.advise(self._plan.rows(self._advised_row, ahead), self._planes)
-        self._advised_row = min(ahead, self.end_row)
-        spans = self._plan.rows(first, end)
-        self._plan.discard_before(end)
-        self.row = end
-        return spans
+from tokenfeed.wire.request import SampleList
 
 
 class LookaheadPlan:

@@ -33,10 +33,10 @@ from tokenfeed.errors import (
 )
 from tokenfeed.sampling import orders
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.open_local import LocalDatasets, open_local
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.ingest.__main__ import main as ingest
+from tokenfeed.server.open_local import LocalDatasets, open_local
 from tokenfeed.server.storage.borders import opening
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED
