@@ -303,7 +303,7 @@ def test_a_format_is_one_small_module() -> None:
 
 def test_importing_the_client_imports_no_torch() -> None:
     """`python -m client describe` works on a machine without it."""
-    code = "import sys, client, client.__main__; raise SystemExit('torch' in sys.modules)"
+    code = "import sys, client, tokenfeed.client.__main__; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

@@ -63,8 +63,8 @@ class ServedDatasets:
     def of(self, request: AnyRequest) -> tuple[Sequence[Dataset], RowStore]:
         """Return the dataset of each source of a request of one stage, and the store of its rows.
 
-        Raises: InvalidRequest, also if no file is long enough; NotFound; CorpusChanged;
-        LimitExceeded for batches that are too large.
+        Raises: InvalidRequest, also if no file is long enough; NotFound; LimitExceeded for batches
+        that are too large.
         """
         stream = request.stream
         datasets = [self.named(source.dataset) for source in stream.sources]
@@ -75,7 +75,6 @@ class ServedDatasets:
         if len(datasets) > 1 or not has_planes:
             have_pieces = tuple(source.reads_documents for source in stream.sources)
             store = self._mixed(tuple(dataset.name for dataset in datasets), have_pieces)
-        store.require_intact()
         require_windows(stream, store.shapes)
         require_within(request, self._limits, store.dtype.itemsize)
         return datasets, store
@@ -83,6 +82,7 @@ class ServedDatasets:
     def checked(self, request: AnyRequest, expected: Expected) -> Checked:
         """Check a request, but for its planes and redactions.  Raises: TokenfeedError."""
         datasets, store = self.of(request)
+        store.require_intact()
         return Checked(datasets, store, require_stream(request.stream, expected, datasets))
 
     def reader(

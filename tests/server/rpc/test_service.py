@@ -659,7 +659,7 @@ def mixing(*sources: Weighted, context_length: int = 16, **fields: Any) -> pb.Ge
             "dataset",
             "'none' is not served here, only long, short",
         ),
-        (mixing((pb.Source(), 1)), Status.INVALID_ARGUMENT, "dataset", "has several"),
+        (mixing((pb.Source(), 1)), Status.INVALID_ARGUMENT, "dataset", "several are served here"),
         (
             mixing(context_length=300),
             Status.INVALID_ARGUMENT,
@@ -969,7 +969,7 @@ def require_discreet(found: Ending, log: str) -> None:
     for inside in ("secret", "/", "Error", "memory", "Traceback", ".py"):
         assert inside not in found[1]
     assert re.search(
-        r"call failed peer=\S+: OSError E(IO|NOMEM) at tokenfeed/server/rpc/\w+\.py:\d+$",
+        r"call failed peer=\S+: OSError E(IO|NOMEM) at tokenfeed/server/(rpc|rows)/\w+\.py:\d+$",
         log,
         re.M,
     )
