@@ -147,7 +147,9 @@ def served(
     """
     run = ["-m", module]
     if altered:
-        code = f"import sys\n{altered}\nfrom server.cli.serve import main\nsys.exit(main())"
+        code = (
+            f"import sys\n{altered}\nfrom tokenfeed.server.cli.serve import main\nsys.exit(main())"
+        )
         run = ["-c", code]
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         process = subprocess.Popen(

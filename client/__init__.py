@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if __name__ == "client":
-    # Another name of tokenfeed.client. Modules have the long names alone, or there would be two of
-    # each; what can be found here is what `python -m client` runs.
+    # In a checkout, another name of tokenfeed.client; installed is tokenfeed/short/client. Modules
+    # have the long names alone, or there would be two of each, so all imports here are of these.
     from tokenfeed._links import short_path
 
     __path__ = short_path("client")

@@ -12,8 +12,8 @@ commands. Needs Linux, but not torch.
 """
 
 if __name__ == "server":
-    # Another name of tokenfeed.server. Modules have the long names alone, or there would be two of
-    # each; what can be found here is what `python -m server` runs.
+    # In a checkout, another name of tokenfeed.server; installed is tokenfeed/short/server. Modules
+    # have the long names alone, or there would be two of each.
     from tokenfeed._links import short_path
 
     __path__ = short_path("server")

@@ -189,7 +189,7 @@ class LocalDatasets:
         """
         self._datasets = tuple(datasets)
         by_name = {dataset.name: dataset for dataset in datasets}
-        self._rows = ServedDatasets(by_name, _LIMITS, "opened")
+        self._rows = ServedDatasets(by_name, _LIMITS, place="the target", state="opened")
         self._stopped = stopped
         self._answers = Answers(self._rows.checked, self._rows.redactor)
         # As in a server, so that a trainer that pauses finds out as early.
@@ -226,11 +226,7 @@ class LocalDatasets:
         would refuse; StreamMismatch if a list of redactions is missing. `LocalBlocks.next` raises
         them too, for a later stage.
         """
-        return LocalBlocks(request, self._reader)
-
-    def _reader(self, part: Request) -> RowReader:
-        """Return the reader of the rows of a request of one stage.  Raises: as `blocks`."""
-        return self._rows.reader(part, *self._rows.of(part))
+        return LocalBlocks(request, self._rows.reader_of_part)
 
     @property
     def provenance(self) -> Answers:
@@ -279,7 +275,8 @@ class LocalBlocks:
                 self._begin_part()
             spans = self._spans = self._reader.take(self._next_row_count())
         try:
-            block, deleted = self._reader.before_deleted(spans, self._row, self._block)
+            row = self._reader.row - len(spans)
+            block, deleted = self._reader.before_deleted(spans, row, self._block)
         except (CorpusChanged, Unreadable) as error:
             raise type(error)(error.subject, _for_readers(error.problem)) from None
         if block is None:

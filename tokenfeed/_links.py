@@ -7,6 +7,7 @@ Every module has one name, tokenfeed.client.x: with two of them there would be t
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def short_path(name: str) -> list[str]:
 
 def require_package(name: str) -> None:
     """Raise ImportError, with the reason, where tokenfeed has no package or module of this name."""
-    if find_spec(f"tokenfeed.{name}") is not None:
+    module = f"tokenfeed.{name}"
+    if module in sys.modules or find_spec(module) is not None:
         return
     link = Path(__file__).with_name(name)
     if link.is_file():
@@ -30,4 +32,4 @@ def require_package(name: str) -> None:
             "core.symlinks is false) and Python's zipfile write it: set core.symlinks to true and "
             "check out again, or unpack with tar or unzip"
         )
-    raise ImportError(f"tokenfeed.{name} is not part of this installation")
+    raise ImportError(f"{module} is not part of this installation")

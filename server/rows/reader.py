@@ -26,7 +26,8 @@ from ..storage.store import EXCHANGES, READ_AHEAD_BYTES, RowStore
 from .lookahead import LookaheadPlan
 
 _CURRENT_SECONDS = 0.5
-"""How long what is erased may be that of a moment ago."""
+"""How long a stream may go without a look at what is erased; it looks at once when a file that it
+reads from was exchanged."""
 
 Found = TypeVar("Found")
 
@@ -105,6 +106,8 @@ class RowReader:
     ) -> Sequence[AnyTarget]:
         """Write the tokens of rows into memory, and return that.
 
+        What is redacted, and refused, is what was erased half a second ago or later, and always what
+        is erased in the files that were read. Lists only grow: what was redacted once stays so.
         targets: returns the memory for all of them, given their planes; is called again if what is
         erased has changed meanwhile.  patient: as for `RowStore.gather`.
         Raises: Deleted, with the first row that needs deleted tokens; CorpusChanged, Unreadable.
@@ -130,7 +133,8 @@ class RowReader:
         """Return what is read of the rows before the first one that needs deleted tokens, None if
         there is none; and the error of that one, which has its sample.
 
-        row: the rank's row that is the first of spans.  read: of rows, at least one.
+        row: that of the first of spans, in the counting of `row`.  read: returns what is read of
+        spans, of one or more rows.
         """
         try:
             return read(spans), None

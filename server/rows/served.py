@@ -38,15 +38,21 @@ class ServedDatasets:
     """Datasets that a server serves, or that a process has opened."""
 
     def __init__(
-        self, datasets: Mapping[str, Dataset], limits: pb.Limits, verb: str = "served here"
+        self,
+        datasets: Mapping[str, Dataset],
+        limits: pb.Limits,
+        *,
+        place: str = "this server",
+        state: str = "served here",
     ) -> None:
-        """datasets: by their names, at least one.  limits: of requests.  verb: what was done with
-        them, for errors.
+        """datasets: by their names, at least one.  limits: of requests.  place, state: words of
+        errors, "this server has several", "is not served here".
         """
         self.by_name = datasets
         self.redactor = Redactor()
         self._limits = limits
-        self._verb = verb
+        self._place = place
+        self._state = state
         self._mixed = lru_cache(_MIXTURES_KEPT)(self._mix)
 
     def named(self, name: str) -> Dataset:
@@ -55,45 +61,55 @@ class ServedDatasets:
             return self.by_name[name]
         names = listed(sorted(self.by_name))
         if name:
-            raise NotFound("dataset", f"{shortened(name)!r} is not {self._verb}, only {names}")
+            raise NotFound("dataset", f"{shortened(name)!r} is not {self._state}, only {names}")
         if len(self.by_name) > 1:
-            raise InvalidRequest("dataset", f"is missing; several are {self._verb}: {names}")
+            raise InvalidRequest("dataset", f"is missing; {self._place} has several: {names}")
         return next(iter(self.by_name.values()))
 
-    def of(self, request: AnyRequest) -> tuple[Sequence[Dataset], RowStore]:
-        """Return the dataset of each source of a request of one stage, and the store of its rows.
-
-        Raises: InvalidRequest, also if no file is long enough; NotFound; LimitExceeded for batches
-        that are too large.
-        """
-        stream = request.stream
-        datasets = [self.named(source.dataset) for source in stream.sources]
-        store: RowStore = datasets[0].store
-        of_pieces = OF_PIECES if stream.reads_documents else ()
-        # Another stage may have planes that the only source of this one lacks.
-        has_planes = {*request.planes} <= {REDACTED, *datasets[0].store.planes, *of_pieces}
-        if len(datasets) > 1 or not has_planes:
-            have_pieces = tuple(source.reads_documents for source in stream.sources)
-            store = self._mixed(tuple(dataset.name for dataset in datasets), have_pieces)
-        require_windows(stream, store.shapes)
-        require_within(request, self._limits, store.dtype.itemsize)
-        return datasets, store
-
     def checked(self, request: AnyRequest, expected: Expected) -> Checked:
-        """Check a request, but for its planes and redactions.  Raises: TokenfeedError."""
-        datasets, store = self.of(request)
+        """Check a request of one stage, but for its planes and redactions.  Raises: TokenfeedError."""
+        datasets, store = self._rows_of(request)
         store.require_intact()
+        self._require_rows(request, store)
         return Checked(datasets, store, require_stream(request.stream, expected, datasets))
 
     def reader(
         self, request: AnyRequest, datasets: Sequence[Dataset], store: RowStore
     ) -> RowReader:
-        """Return the reader of the rows of a request.  datasets, store: as `of` returns them.
+        """Return the reader of a request that was checked.  datasets, store: as `checked` returns
+        them.
 
         Raises: StreamMismatch if a list of redactions is missing; LimitExceeded.
         """
         wrap = partial(self.redactor.wrap, store, datasets, request.stream, request.planes)
         return RowReader(request, store, wrap)
+
+    def reader_of_part(self, request: AnyRequest) -> RowReader:
+        """Return the reader of a part of a stream that was checked as a whole: another part may
+        have planes that no source of this one has.
+
+        Raises: InvalidRequest if no file is long enough; NotFound; StreamMismatch if a list of
+        redactions is missing; LimitExceeded.
+        """
+        datasets, store = self._rows_of(request, may_lack_planes=True)
+        self._require_rows(request, store)
+        return self.reader(request, datasets, store)
+
+    def _rows_of(
+        self, request: AnyRequest, *, may_lack_planes: bool = False
+    ) -> tuple[Sequence[Dataset], RowStore]:
+        stream = request.stream
+        datasets = [self.named(source.dataset) for source in stream.sources]
+        of_pieces = OF_PIECES if stream.reads_documents else ()
+        has_planes = {*request.planes} <= {REDACTED, *datasets[0].store.planes, *of_pieces}
+        if len(datasets) == 1 and (has_planes or not may_lack_planes):
+            return datasets, datasets[0].store
+        have_pieces = tuple(source.reads_documents for source in stream.sources)
+        return datasets, self._mixed(tuple(dataset.name for dataset in datasets), have_pieces)
+
+    def _require_rows(self, request: AnyRequest, store: RowStore) -> None:
+        require_windows(request.stream, store.shapes)
+        require_within(request, self._limits, store.dtype.itemsize)
 
     def _mix(self, names: tuple[str, ...], have_pieces: tuple[bool, ...]) -> MixedStore:
         return MixedStore([self.by_name[name].store for name in names], have_pieces)

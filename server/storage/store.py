@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.wire.row_block import Plane, RowBlock
+from tokenfeed.wire.row_block import Plane
 
 from .files import OpenFile
 from .formats import Layout, Stored
@@ -309,13 +309,3 @@ class TokenStore(RowStore, Protocol):
 
     def close(self) -> None:
         """Release everything. A gather in progress fails with CorpusChanged."""
-
-
-def gather_block(
-    store: RowStore, spans: Spans, planes: Sequence[int] = (), patient: bool = True
-) -> RowBlock:
-    """Return the rows of spans and their planes, in new arrays; otherwise like `gather`."""
-    found = store.gather_planes(spans, planes, patient)
-    tokens = np.empty((len(spans), spans.row_tokens), dtype=store.dtype)
-    store.gather(spans, tokens, patient)
-    return RowBlock(tokens, found)

@@ -610,3 +610,23 @@ def test_deleted_tokens_and_unknown_lists_are_named(
     with pytest.raises(Deleted, match=said):
         for _ in iter(blocks.next, None):
             pass
+
+
+def test_deleted_tokens_of_a_later_part_are_named_by_their_sample(
+    opened: Open, write_tokens: WriteTokens
+) -> None:
+    """The samples of a part are counted from its own first one."""
+    path = write_tokens(range(1000, 1000 + 20 * T))
+    with dataset_of(path) as made:
+        dataset = opened("train.bin")
+        first, _ = write_lists(made, 5, [(0, 9 * T + 1, 9 * T + 3)], [(0, 7 * T + 1, 7 * T + 3)])
+        begin_erasure(made)
+    stream = Stream.of_dataset("", orders.find("sequential-1"), 0, T)
+    stream = replace(stream, redactions=(Redaction(5, 0, first),))
+    blocks = dataset.blocks(Request(stream, Position(0, 1), (REDACTED,), num_batches=12))
+
+    samples = 0
+    with pytest.raises(Deleted, match=rf"sample 7 needs \(train.bin, tokens \[{7 * T + 1}, "):
+        for block in iter(blocks.next, None):
+            samples += len(block.tokens)
+    assert samples == 7

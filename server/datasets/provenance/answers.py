@@ -33,7 +33,8 @@ from .marks import Marks, RowMarks, unmarked
 from .sources import Sources
 
 Check = Callable[[Request, Expected], tuple[Sequence[Dataset], RowStore, bytes]]
-"""Returns the dataset of each source, the store of their rows, and the identity of the stream."""
+"""Returns the dataset of each source, the store of their rows, and the identity of the stream.
+Raises: what GetBatch refuses the request with."""
 
 
 class Asked(NamedTuple):

@@ -290,7 +290,7 @@ def test_a_retired_supervisor_ends_with_the_last_of_its_tasks() -> None:
 ENVIRONMENT = """
 import os
 before = dict(os.environ)
-import client, client.batches.remote
+import client, tokenfeed.client.batches.remote
 assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
 """
 

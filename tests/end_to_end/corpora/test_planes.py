@@ -16,6 +16,7 @@ from google.protobuf.descriptor import Descriptor
 from tests.server.requests import batches
 from tests.server.rpc.test_service import Peer, serving
 from tests.support.frames import encode
+from tests.support.gathering import gather_block
 from tests.support.memory_store import MemoryStore
 from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.client.stream.dataset_client import DatasetClient
@@ -26,7 +27,6 @@ from tokenfeed.errors import BadFrame
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import plan
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.storage.store import gather_block
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Corpus, Stream

@@ -59,7 +59,7 @@ def test_a_wheel_by_way_of_the_sdist_is_that_of_the_checkout(wheel: Path, tmp_pa
     ours = [name for name in names if ".dist-info/" not in name]
     assert {name.partition("/")[0] for name in ours} == {*NAMES, "tokenfeed"}
     for package in NAMES:
-        door = [f"{package}/{name}" for name in ("__init__.py", "py.typed")]
+        door = [f"{package}/{name}" for name in ("__init__.py", "__main__.py", "py.typed")]
         assert [name for name in ours if name.startswith(f"{package}/")] == door
         modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
         assert {f"tokenfeed/{name}" for name in modules} <= set(ours)
@@ -301,6 +301,18 @@ def test_a_foreign_module_of_a_short_name_stays_what_it_is(installed: Path, host
     assert run(installed, hostile, sys.executable, "-c", code) == "1 Timeouts\n"
 
 
+def test_a_stub_in_the_place_of_the_client_is_left_there(installed: Path, hostile: Path) -> None:
+    """Test suites put stubs where modules were."""
+    code = (
+        "import sys, types, tokenfeed\n"
+        "stub = sys.modules['tokenfeed.client'] = types.ModuleType('stub')\n"
+        "stub.RemoteBatches = 5\n"
+        "print(tokenfeed.RemoteBatches)\n"
+    )
+
+    assert run(installed, hostile, sys.executable, "-c", code) == "5\n"
+
+
 def test_links_that_were_written_as_text_files_are_named(tmp_path: Path) -> None:
     """So does git where core.symlinks is false, and so does Python's zipfile."""
     checkout = tmp_path / "checkout"
@@ -379,3 +391,6 @@ def test_a_user_s_type_checker_finds_the_short_names_too(installed: Path, tmp_pa
     printed = run(installed, tmp_path, sys.executable, *command, seconds=100)
 
     assert 'Revealed type is "tokenfeed.client.batches.remote.RemoteBatches"' in printed
+    (tmp_path / "train.py").write_text("from client import RemoteBatchs\n")
+    wrong = finished(installed, tmp_path, sys.executable, *command)
+    assert "has no attribute" in wrong.stdout

@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import WriteTokens
 from tests.server.conftest import look_at_all, options
 from tests.support import reference
+from tests.support.gathering import gather_block
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.sampling.spans import Spans
@@ -20,7 +21,6 @@ from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.choice import Storing
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.store import gather_block
 
 OpenDataset = Callable[..., Dataset]
 

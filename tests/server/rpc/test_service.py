@@ -659,7 +659,7 @@ def mixing(*sources: Weighted, context_length: int = 16, **fields: Any) -> pb.Ge
             "dataset",
             "'none' is not served here, only long, short",
         ),
-        (mixing((pb.Source(), 1)), Status.INVALID_ARGUMENT, "dataset", "several are served here"),
+        (mixing((pb.Source(), 1)), Status.INVALID_ARGUMENT, "dataset", "has several"),
         (
             mixing(context_length=300),
             Status.INVALID_ARGUMENT,

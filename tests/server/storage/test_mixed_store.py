@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.gathering import gather_block
 from tests.support.memory_store import MemoryStore
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Pieces, Spans
@@ -20,7 +21,7 @@ from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.local import joint_map
 from tokenfeed.server.storage.local.mapped_store import MapStore
 from tokenfeed.server.storage.mixed_store import MixedStore
-from tokenfeed.server.storage.store import TokenStore, gather_block
+from tokenfeed.server.storage.store import TokenStore
 
 T = 7
 Open = Callable[..., TokenStore]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.conftest import WriteTokens
 from tests.server.conftest import options
 from tests.server.requests import batches
+from tests.support.gathering import gather_block
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
@@ -29,7 +30,7 @@ from tokenfeed.server.runtime.threads.poll_rate import PollRate
 from tokenfeed.server.storage.choice import STORES
 from tokenfeed.server.storage.formats import STORED
 from tokenfeed.server.storage.local.pread_store import PreadStore
-from tokenfeed.server.storage.store import TokenStore, gather_block
+from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 

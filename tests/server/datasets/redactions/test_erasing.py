@@ -23,6 +23,7 @@ import pytest
 from tests.conftest import ROOT, WriteTokens
 from tests.server.conftest import look_at_all
 from tests.server.datasets.redactions import kills
+from tests.support.gathering import gather_block
 from tests.support.redacted_corpora import begin_erasure, write_lists
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, Deleted, InvalidCorpus
@@ -40,7 +41,7 @@ from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.storage.borders import Delimiters
 from tokenfeed.server.storage.choice import Storing
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.store import EXCHANGES, gather_block
+from tokenfeed.server.storage.store import EXCHANGES
 from tokenfeed.server.verify import main as verify
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.conftest import options
+from tests.support.gathering import gather_block
 from tests.support.memory_store import MemoryStore
 from tests.support.redacted_corpora import write_lists
 from tests.support.waiting import eventually
@@ -33,7 +34,7 @@ from tokenfeed.server.datasets.redactions.redacted_rows import RedactedRows, Red
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.borders import Delimiters
 from tokenfeed.server.storage.mixed_store import MixedStore
-from tokenfeed.server.storage.store import RowStore, gather_block
+from tokenfeed.server.storage.store import RowStore
 from tokenfeed.stream import stream as streams
 from tokenfeed.stream.schedule import first_stage
 from tokenfeed.stream.stage import Redaction, Source

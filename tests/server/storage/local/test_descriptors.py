@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import WriteTokens
 from tests.server.conftest import options
+from tests.support.gathering import gather_block
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.spans import Spans
@@ -24,7 +25,6 @@ from tokenfeed.server.storage.local import opened_shards as opened_module
 from tokenfeed.server.storage.local.descriptors import AllOpen, LastUsed, descriptors_for
 from tokenfeed.server.storage.local.pread_store import PreadStore
 from tokenfeed.server.storage.local.shard import FileStat
-from tokenfeed.server.storage.store import gather_block
 
 FILES, TOKENS, ROW = 60, 900, 40
 Open = Callable[..., PreadStore]

@@ -14,13 +14,13 @@ import pytest
 
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
+from tests.support.gathering import gather_block
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.local.local_store import LocalStore
 from tokenfeed.server.storage.local.mapped_store import MapStore
 from tokenfeed.server.storage.local.pread_store import PreadStore
-from tokenfeed.server.storage.store import gather_block
 
 PAGE_TOKENS = 2048
 Store = LocalStore

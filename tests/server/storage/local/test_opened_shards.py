@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
+from tests.support.gathering import gather_block
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Spans
@@ -30,7 +31,7 @@ from tokenfeed.server.storage.local.copying import FILES_AT_ONCE
 from tokenfeed.server.storage.local.local_store import LocalStore
 from tokenfeed.server.storage.local.mapped_store import MapStore
 from tokenfeed.server.storage.local.opened_shards import Unread
-from tokenfeed.server.storage.store import gather_block, run_inline
+from tokenfeed.server.storage.store import run_inline
 
 Store = LocalStore
 Open = Callable[..., Store]

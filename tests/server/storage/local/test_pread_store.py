@@ -18,6 +18,7 @@ import pytest
 
 from tests.conftest import Serve, WriteTokens
 from tests.server.conftest import options
+from tests.support.gathering import gather_block
 from tests.support.waiting import eventually
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
@@ -25,7 +26,7 @@ from tokenfeed.server.storage.local import opened_shards as opened_module
 from tokenfeed.server.storage.local import pread_store
 from tokenfeed.server.storage.local.pread_store import PreadStore
 from tokenfeed.server.storage.local.shard import FileStat
-from tokenfeed.server.storage.store import gather_block, run_inline
+from tokenfeed.server.storage.store import run_inline
 
 Open = Callable[..., PreadStore]
 
