@@ -1,7 +1,7 @@
 """One ingest that notes when each of its steps ends; `python -m benchmarks.ingest` runs it.
 
-Functions of tokenfeed.server.ingest are replaced by ones that note the time, so the product needs no code for
-this. It is no run to compare with others.
+Functions of tokenfeed.server.ingest are replaced by ones that note the time, so the product needs
+no code for this. It is no run to compare with others.
 Run: python -m benchmarks.ingest_steps SECONDS_SINCE_1970 ARGUMENTS_OF_INGEST
 """
 

@@ -147,9 +147,8 @@ def served(
     """
     run = ["-m", module]
     if altered:
-        code = (
-            f"import sys\n{altered}\nfrom tokenfeed.server.cli.serve import main\nsys.exit(main())"
-        )
+        main = "from tokenfeed.server.cli.serve import main"
+        code = f"import sys\n{altered}\n{main}\nsys.exit(main())"
         run = ["-c", code]
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         process = subprocess.Popen(

@@ -125,6 +125,7 @@ DOORS = {
     ("tokenfeed", False),
     ("client.local.local_files", False),
     ("server.cli.waiting", False),
+    ("tokenfeed.short.client", False),
 }
 # What only acts, and has no place where it is decided which tokens arrive.
 ACTS = {"os", "socket", "threading", "time", "subprocess", "asyncio", "multiprocessing", "signal"}

@@ -67,7 +67,9 @@ class ServedDatasets:
         return next(iter(self.by_name.values()))
 
     def checked(self, request: AnyRequest, expected: Expected) -> Checked:
-        """Check a request of one stage, but for its planes and redactions.  Raises: TokenfeedError."""
+        """Check a request of one stage, but for its planes and redactions.  Raises:
+        TokenfeedError.
+        """
         datasets, store = self._rows_of(request)
         store.require_intact()
         self._require_rows(request, store)

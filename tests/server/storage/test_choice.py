@@ -26,7 +26,8 @@ def test_the_command_line_knows_each_store_there_is() -> None:
     local = "tokenfeed.server.storage.local"
     loaded = f"{{'{local}.mapped_store', '{local}.pread_store'}} & set(sys.modules)"
     code = (
-        f"import sys, server.datasets.sources, server.cli.options; raise SystemExit(bool({loaded}))"
+        "import sys, tokenfeed.server.datasets.sources, tokenfeed.server.cli.options; "
+        f"raise SystemExit(bool({loaded}))"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
     assert tuple(STORES) == WAYS
