@@ -7,7 +7,6 @@ Every module has one name, tokenfeed.client.x: with two of them there would be t
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +22,11 @@ def short_path(name: str) -> list[str]:
 def require_package(name: str) -> None:
     """Raise ImportError, with the reason, where tokenfeed has no package or module of this name."""
     module = f"tokenfeed.{name}"
-    if module in sys.modules or find_spec(module) is not None:
+    try:
+        found = find_spec(module)
+    except ValueError:
+        return  # a stub of a test, which has no spec
+    if found is not None:
         return
     link = Path(__file__).with_name(name)
     if link.is_file():

@@ -211,7 +211,7 @@ def test_without_prometheus_client_only_the_metrics_say_what_to_install() -> Non
         "import sys; sys.modules['prometheus_client'] = None\n"
         "import client\n"
         "client.NumpyBatches\n"
-        "for attempt in ('tokenfeed.client.metrics', 'from client import metrics'):\n"
+        "for attempt in ('import tokenfeed.client.metrics', 'from client import metrics'):\n"
         "    try:\n"
         "        exec(attempt)\n"
         "    except ModuleNotFoundError as error:\n"

@@ -32,7 +32,7 @@ class MaskedMixtures(TokenFeed):
         stream = request.stream
         if len(stream.sources) == 1:
             return super()._open(request, expected)
-        datasets = [self._datasets[source.dataset] for source in stream.sources]
+        datasets = [self.datasets.by_name[source.dataset] for source in stream.sources]
         stores = [dataset.store for dataset in datasets]
         for store in stores:
             missing = set(store.planes) & {51} - {*request.planes, *request.declined_planes}
@@ -52,9 +52,9 @@ class MaskedMixtures(TokenFeed):
     def _fingerprint(self, kind: int, request: AnyRequest) -> bytes:
         """The fingerprint of a plane; one that no source has is refused."""
         found = [
-            (source.number, self._datasets[source.dataset].store.planes[kind])
+            (source.number, self.datasets.by_name[source.dataset].store.planes[kind])
             for source in request.stream.sources
-            if kind in self._datasets[source.dataset].store.planes
+            if kind in self.datasets.by_name[source.dataset].store.planes
         ]
         if not found and kind != REDACTED:
             raise InvalidRequest("planes", f"{kind} is of no source")

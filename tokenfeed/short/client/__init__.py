@@ -3,6 +3,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tokenfeed._links import require_package
+
+require_package("client")
+
 if TYPE_CHECKING:
     from tokenfeed.client import *  # noqa: F403
 else:

@@ -14,7 +14,7 @@ from tokenfeed.server.datasets.shared import rows as shared_rows
 
 RANKS = """
 import errno, os, sys
-from tokenfeed.server.datasets import open_local
+from tokenfeed.server import open_local
 from tokenfeed.server.storage.kept import spool
 from tokenfeed.server.storage.rows import RowsJob
 from tokenfeed.sampling.orders import packed_v1
