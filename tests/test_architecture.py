@@ -25,7 +25,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "sampling": {"errors", "stream"},
         "wire": {"errors", "v1", "stream", "sampling"},
         "_links": set(),
-        "short": set(),
+        "short": {"_links"},
         "commands": {"__init__", "errors", "v1"},
         "__init__": {"_links", "commands"},  # only once it is touched
         "__main__": {"_links", "commands"},
