@@ -45,8 +45,8 @@ NO_READ_AHEAD = (
 LOOK_AHEAD = "from tokenfeed.server.rows import reader\nreader.READ_AHEAD_BYTES = {mib} << 20"
 
 BY_PREAD = ("--read", "pread")
-_PREAD = "from tokenfeed.server.storage.local import pread_store\npread_store."
-NO_ADVICE = f"{_PREAD}PreadStore.read_ahead = lambda *_: None"
+_PREAD = "from tokenfeed.server.storage.local import pread_bytes\npread_bytes."
+NO_ADVICE = f"{_PREAD}PreadBytes.read_ahead = lambda *_: None"
 NO_NOWAIT = f"{_PREAD}_NO_WAIT = 0"
 ONE_READER = f"{_PREAD}_READERS = 1"
 

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import print_table
+from tests.support.stores import map_store, pread_store
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.local.copying import FileCopier
-from tokenfeed.server.storage.local.mapped_store import MapStore
-from tokenfeed.server.storage.local.pread_store import PreadStore
 from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.position import Position
 from tokenfeed.wire.draft import drafts
@@ -63,10 +62,10 @@ def gathers(path: Path) -> dict[str, Gather]:
     tokens = np.memmap(path, np.uint16, "r")
     tokens.sum()
     windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
-    direct = MapStore("train", [str(path)], FormatOptions())
-    by_file = MapStore("train", [str(path)], FormatOptions())
-    by_file.copier = FileCopier()
-    by_pread = PreadStore("train", [str(path)], FormatOptions())
+    direct = map_store("train", [str(path)], FormatOptions())
+    by_file = map_store("train", [str(path)], FormatOptions())
+    by_file.files.copier = FileCopier()
+    by_pread = pread_store("train", [str(path)], FormatOptions())
     shard = np.zeros(ROWS, dtype=np.int64)
     frames = Frames(ROW_TOKENS, Position(0, ROWS), bytes(32), {})
     descriptor = os.open(path, os.O_RDONLY)

@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
 from tokenfeed.client.feed.options import PREFETCH_BYTES
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.client.stream.dataset_client import DatasetClient
-from tokenfeed.client.stream.row_stream import RowStream
+from tokenfeed.client.source.row_stream import RowStream
+from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport import channel as client_channel
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.sampling import orders
@@ -95,7 +95,7 @@ def client_batches(address: str, number: int) -> Iterator[None]:
     order = orders.find("random-1")
     asked = Stream.of_dataset("", order, number, CONTEXT_LENGTH)
     request = Request(asked, Position(0, BATCH_SIZE))
-    remote = DatasetClient(address, request, timeouts=Timeouts(reconnect_seconds=60.0))
+    remote = Servers(address, request, timeouts=Timeouts(reconnect_seconds=60.0))
     received = RowStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     received.start()
     try:

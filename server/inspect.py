@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,20 +14,14 @@ import numpy as np
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import decoder
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
-from tokenfeed.stream.position import require_range
 
-from .cli.dataset_options import (
-    add_dataset_arguments,
-    add_plane_arguments,
-    add_redactions_argument,
-    parse_dataset,
-    parse_planes,
-)
+from .cli.dataset_options import PLANES, add_dataset_arguments, parse_dataset
 from .datasets.dataset import Dataset
-from .datasets.opening import VOCAB_SIZE_MAX, TokenChecks, open_dataset
+from .datasets.opening import TokenChecks, open_dataset
 from .datasets.redactions.describing import described_lists
-from .storage.choice import Storing
+from .storage.door import Storing
 from .storage.formats.document_ids import ids_beside
+from .storage.options import REDACTIONS, VOCAB_SIZE
 from .storage.store import TokenStore
 
 _FILES_SHOWN = 20
@@ -41,13 +34,11 @@ def build_parser() -> argparse.ArgumentParser:
         description="Show what token files are, and what a server would assume about them.",
         epilog="example: tokenfeed inspect shards/*.bin --tokenizer tokenizer.json",
     )
-    add_dataset_arguments(parser)
-    add_plane_arguments(parser)
-    add_redactions_argument(parser)
-    number = partial(parser.add_argument, type=int, metavar="N")
-    number("--vocab-size", help="number of token ids; an id of N or more is an error")
-    number("--tokens", default=16, help="number of tokens to show (default: %(default)s)")
-    parser.add_argument(
+    add_dataset_arguments(parser, *PLANES, REDACTIONS, VOCAB_SIZE)
+    add = parser.add_argument
+    text = "number of tokens to show (default: %(default)s)"
+    add("--tokens", type=int, metavar="N", default=16, help=text)
+    add(
         "--tokenizer",
         metavar="PATH",
         help='show tokens as text: "bytes", or a tokenizer.json (needs the tokenizers package)',
@@ -64,14 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> None:
     stdout_of_any_path()
-    if arguments.vocab_size is not None:
-        require_range("--vocab-size", arguments.vocab_size, 1, VOCAB_SIZE_MAX + 1)
-    checks = TokenChecks(arguments.vocab_size, serves=False)
-    storing = Storing(arguments.read)
     source, options = parse_dataset(arguments)
-    planes = parse_planes(arguments, [source.name])[source.name]
-    planes = replace(planes, redactions=arguments.redactions)
-    with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
+    checks, storing = TokenChecks(options.vocab_size, serves=False), Storing(options.read)
+    with closing(
+        open_dataset(source, options.formats, checks, storing, planes=options.planes)
+    ) as dataset:
         dataset.search_now()
         show(dataset, arguments.tokens, arguments.tokenizer)
 
@@ -85,7 +73,7 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
     note = f" is assumed for {assumed:,} file(s); --dtype overrides it" if assumed else ""
     print(f"  dtype: {store.stored.name}{note}")
     print(f"  served as: {store.dtype.name}{_why_served(store)}")
-    print(f"  read by: {store.kind} ({dataset.why_store})")
+    print(f"  read by: {store.files.kind} ({dataset.why_store})")
     print(f"  tokens: {store.shape.token_count:,} in {len(store.shards):,} file(s)")
     if (known := dataset.documents) is not None:
         print(f"  documents: {known.count:,}, known for {known.file_count:,} file(s)")
@@ -108,7 +96,8 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
     if len(store.shards) > _FILES_SHOWN:
         print(f"  ... and {len(store.shards) - _FILES_SHOWN:,} more")
     count = min(max(0, tokens_shown), layout.token_count)
-    tokens = np.frombuffer(store.read(0, 0, count * store.stored.itemsize), store.stored).tolist()
+    content = store.files.read(0, 0, count * store.stored.itemsize)
+    tokens = np.frombuffer(content, store.stored).tolist()
     print(f"  first tokens: {' '.join(map(str, tokens))}")
     if tokenizer is not None:
         print(f"  decoded: {decoder(tokenizer)(tokens)!r}")

@@ -26,20 +26,19 @@ from tokenfeed.sampling.orders import latest, packed_v1, padded_v1
 from tokenfeed.stream.position import require_range
 
 from .cli.dataset_options import (
+    PLANES,
     add_dataset_arguments,
-    add_plane_arguments,
     parse_dataset,
-    parse_planes,
 )
 from .datasets.dataset import Dataset
 from .datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from .datasets.sources import DatasetSource
 from .runtime.threads.executors import Executor, make_executor
-from .storage.borders import BorderSearch
-from .storage.choice import Storing
+from .storage.documents import RowIndex, what_of
+from .storage.documents.rows_builder import FileDocuments, FileRows, Memory, rows_of_documents
+from .storage.door import Storing
 from .storage.formats import FormatOptions
-from .storage.rows import FileDocuments, FileRows, RowIndex, rows_of_documents
-from .storage.rows.kept import what_of
+from .storage.options import CACHE_DIR
 
 _SECONDS_PER_PIECE = 1.1e-7
 _SECONDS_PER_ROW = 1.6e-7
@@ -55,6 +54,8 @@ _SEARCH_SECONDS_PER_TOKEN = 2.1e-9
 _DOCUMENT_TOKENS = 1000
 """While the documents are not known."""
 _WORKERS_MAX = 1 << 12
+_MEMORY_SHARE = 1.0
+"""Of the memory that is available: this process has no other work."""
 
 Run = Executor[FileDocuments, RowsKey, FileRows]
 """Makes the rows of files in other processes."""
@@ -68,8 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         "context length, and store them next to the token files.",
         epilog="example: tokenfeed pack shards/ --context-length 2048 --document-end-token 50256",
     )
-    add_dataset_arguments(parser)
-    add_plane_arguments(parser)
+    add_dataset_arguments(parser, *PLANES, CACHE_DIR)
     add = parser.add_argument
     add("--context-length", type=int, required=True, metavar="T", help="a row has T + 1 tokens")
     add(
@@ -85,7 +85,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="documents longer than a row: cut into several rows, or, with --order padded, "
         "dropped or truncated (default: %(default)s)",
     )
-    add("--cache-dir", metavar="DIR", help="folder for the rows (default: beside the token files)")
     add(
         "--workers",
         type=int,
@@ -115,11 +114,12 @@ def _run(arguments: argparse.Namespace) -> None:
     stdout_of_any_path()
     key = key_of(arguments.order, arguments.context_length, arguments.long)
     source, options = parse_dataset(arguments)
-    planes = parse_planes(arguments, [source.name], arguments.cache_dir)[source.name]
     # Before a thread is started: workers are forks.
     with workers_of(arguments.executor, arguments.workers) as run:
         how = workers_named(arguments.executor, arguments.workers)
-        pack(source, options, Storing(arguments.read), planes, key, run, how)
+        # The tasks of a cluster are on other machines.
+        here = (arguments.workers or 1) if arguments.executor == "local" else 0
+        pack(source, options.formats, Storing(options.read), options.planes, key, run, how, here)
 
 
 def key_of(order: str, context_length: int, long_documents: str) -> RowsKey:
@@ -161,26 +161,34 @@ def pack(
     key: RowsKey,
     run: Run | None,
     how: str,
+    workers: int,
 ) -> None:
     """Make the rows of a dataset, unless they are stored, and print what they are.
 
     run: what makes them in other processes; None: this one does.  how: the same in words.
+    workers: processes of this machine, each of which has a file in memory.
     Raises: TokenfeedError.
     """
+    cure = "use smaller files, or a machine with more memory"
+    if workers > 1:
+        cure = f"pass fewer --workers than {workers}, {cure}"
+    memory = Memory(_MEMORY_SHARE, workers, cure)
     checks = TokenChecks(serves=False)
     with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
         # A search may take much longer than all that follows.
-        is_searched = not isinstance(dataset.borders, BorderSearch)
+        starts = dataset.document_starts
+        is_searched = starts is None or starts.is_known
         if not is_searched:
             print_estimate(dataset, key, how)
         dataset.search_now()
         assert dataset.rows is not None
-        job = dataset.rows.job(key)
-        index = job.found()
+        builder = dataset.rows.builder(key, memory, run)
+        index = builder.found()
         if index is None:
+            builder.require_memory()
             if is_searched:
                 print_estimate(dataset, key, how)
-            index = job.made(run=run)
+            index = builder.made()
         with closing(index):
             if not index.path:
                 problem = "no folder takes its rows, so a server would make them again"
@@ -215,14 +223,14 @@ def estimate(key: RowsKey, *, token_count: int, document_count: int, file_count:
 def print_estimate(dataset: Dataset, key: RowsKey, how: str) -> None:
     """Print to stderr about how long it takes, and how much disk.  how: by which processes."""
     tokens = dataset.store.shape.token_count
-    if isinstance(dataset.borders, BorderSearch):
+    assert dataset.document_starts is not None
+    if not dataset.document_starts.is_known:
         documents = max(1, tokens // _DOCUMENT_TOKENS)
         what = f"{tokens:,} tokens, whose documents are searched first; if these have "
         what += f"{_DOCUMENT_TOKENS:,} tokens each"
         search_seconds = _SEARCH_SECONDS_PER_TOKEN * tokens
     else:
-        assert dataset.borders is not None
-        documents, search_seconds = dataset.borders.count, 0.0
+        documents, search_seconds = dataset.document_starts.count, 0.0
         what = f"{documents:,} documents of {tokens:,} tokens"
     files = len(dataset.store.shards)
     found = estimate(key, token_count=tokens, document_count=documents, file_count=files)

@@ -17,20 +17,17 @@ from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code
 from tokenfeed.errors import InvalidCorpus
 
-from .cli.dataset_options import (
-    add_dataset_arguments,
-    add_redactions_argument,
-    parse_dataset,
-)
+from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.content import full_digest
-from .datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from .datasets.opening import TokenChecks, open_dataset
+from .datasets.options import DatasetOptions
 from .datasets.redactions.describing import described_lists
 from .datasets.redactions.opening import read_as_erased
 from .datasets.redactions.overlay import files_left
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
-from .storage.choice import Storing
-from .storage.formats import FormatOptions
+from .storage.door import Storing, absolute
+from .storage.options import REDACTIONS
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,8 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         "content, next to its files.",
         epilog="example: tokenfeed verify shards/ --dtype uint16",
     )
-    add_dataset_arguments(parser)
-    add_redactions_argument(parser)
+    add_dataset_arguments(parser, REDACTIONS)
     return parser
 
 
@@ -51,33 +47,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     return exit_code(
-        lambda: verify(*parse_dataset(arguments), Storing(arguments.read), arguments.redactions),
+        lambda: verify(*parse_dataset(arguments)),
         interrupted="no digest was stored",
     )
 
 
-def verify(
-    source: DatasetSource,
-    options: FormatOptions,
-    storing: Storing | None = None,
-    redactions: str | None = None,
-) -> None:
+def verify(source: DatasetSource, options: DatasetOptions) -> None:
     """Read a dataset in full, compare its digest with the stored one, and store it. Loss masks and
     ids that were ingested with it are compared with their manifest.
 
-    redactions: path of the list of redacted tokens; None: beside the files. If tokens were erased,
-    the digest is that of before, and the content is compared with what the erasure has left.
+    If tokens were erased, the digest is that of before, and the content is compared with what the
+    erasure has left.
     Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.
     """
-    checks, planes = TokenChecks(serves=False), PlaneOptions(redactions=redactions)
-    with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
+    checks, storing = TokenChecks(serves=False), Storing(options.read)
+    with closing(
+        open_dataset(source, options.formats, checks, storing, planes=options.planes)
+    ) as dataset:
         if (split := source.split or _split_around(source.paths)) is not None:
             require_as_ingested(split)
         store = dataset.store
         known = store.kept_digest()
         listed = None if dataset.redactions is None else dataset.redactions.content
         erasure = None if listed is None else listed.erasure
-        content_digest = full_digest(store, read_as_erased(store, store.read, listed))
+        content_digest = full_digest(store, read_as_erased(store, store.files.read, listed))
         if erasure is not None:
             if erasure.digest and content_digest != erasure.digest:
                 problem = "the tokens are neither the original ones, nor those after an erasure"
@@ -105,7 +98,7 @@ def verify(
 
 def _split_around(paths: Sequence[str]) -> ManifestSplit | None:
     """Return the split of an ingested folder whose shards these are; None if they are no split."""
-    shards = tuple(os.path.abspath(path) for path in paths)
+    shards = tuple(map(absolute, paths))
     with suppress(InvalidCorpus):  # the manifest of another tool
         for split in read_splits(os.path.dirname(os.path.dirname(shards[0]))) or ():
             if split.paths == shards:

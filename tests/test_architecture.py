@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.support.import_graph import PACKAGES, arrows, imports, modules, reached
-from tokenfeed.server.storage.formats import FORMATS, unsupported
 
 # Folder -> what each of its boxes may import of its other boxes: only what stands above it.
 LAYERS: dict[str, dict[str, set[str]]] = {
@@ -49,16 +49,13 @@ LAYERS: dict[str, dict[str, set[str]]] = {
     "client": {
         "runtime": set(),
         "transport": {"runtime"},
-        "stream": {"runtime", "transport"},
-        "local": {"runtime", "transport", "stream"},
         "device": set(),
-        "feed": {"runtime", "transport", "stream", "local", "device"},
-        "batches": {"runtime", "transport", "stream", "device", "feed"},
+        "source": {"runtime", "transport", "device"},
+        "feed": {"runtime", "transport", "source", "device"},
+        "batches": {"runtime", "transport", "source", "device", "feed"},
         "metrics": {"runtime", "feed"},
-        "provenance": {"runtime", "transport", "stream", "local", "feed"},
-        "commands": {
-            *("runtime", "transport", "stream", "local", "batches", "feed", "provenance"),
-        },
+        "provenance": {"runtime", "transport", "source", "feed"},
+        "commands": {"runtime", "transport", "source", "batches", "feed", "provenance"},
         "__init__": {"transport", "feed", "batches"},
         "__main__": {"commands"},
     },
@@ -86,8 +83,7 @@ REACHES: dict[str, set[str]] = {
     "server.ingest.tokenize.jinja_sandbox": {"jinja2"},
     "client": CONTRACT,
     "client.transport": CONTRACT | {"grpc"},
-    "client.stream": CONTRACT | {"google_crc32c", "grpc"},
-    "client.local": CONTRACT | {"google_crc32c", "grpc"},
+    "client.source": CONTRACT | {"google_crc32c", "grpc"},
     "client.device": CONTRACT | {"torch"},
     "client.device.documents": CONTRACT,
     "client.device.fixed_size": CONTRACT,
@@ -123,7 +119,8 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
 # and files of this machine, which are read as a server reads them.
 DOORS = {
     ("tokenfeed", False),
-    ("client.local.local_files", False),
+    ("client.source.files", False),
+    ("client.source.file_rows", False),
     ("server.cli.waiting", False),
     ("tokenfeed.short.client", False),
 }
@@ -184,6 +181,78 @@ def test_every_box_imports_only_what_is_below_it(folder: str) -> None:
         for box, targets in layers.items()
         for target in targets
     )
+
+
+# Modules of storage and datasets that may call what reads and writes files, and why.
+FILES = {
+    "server.storage.local": "the door to files of this machine",
+    "server.storage.documents.index_file": "what a server makes lies on this machine in any case",
+    "server.datasets.redactions.erased_files": "only files of this machine are erased",
+    "server.datasets.shared_scan": "a lock of this machine's processes",
+    "server.datasets.sources.text_cache": "a folder of this machine's cache",
+    "server.datasets.redactions.list_file": "a list is a file of this machine",
+    "server.datasets.redactions.list_writing": "likewise",
+}
+OF_PATHS = {
+    *(
+        "abspath",
+        "basename",
+        "commonpath",
+        "commonprefix",
+        "dirname",
+        "join",
+        "normpath",
+        "relpath",
+    ),
+    *("split", "splitext", "fsencode", "fsdecode", "sep", "curdir", "path"),
+    *("nice", "strerror", "uname", "has_magic", "escape"),
+}
+
+
+OPENING = {"gzip.open", "io.open", "np.fromfile", "np.memmap"}
+
+
+def calls_of_files(path: Path) -> set[str]:
+    """What a module calls that may read, write, find or map a file."""
+    modules_of_files = {"os", "glob", "mmap", "fcntl", "shutil", "tempfile", "pathlib"}
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr not in OF_PATHS:
+            base = node.value
+            while isinstance(base, ast.Attribute):
+                base = base.value
+            is_module = isinstance(base, ast.Name) and base.id in modules_of_files
+            if is_module or ast.unparse(node) in (
+                "gzip.open",
+                "io.open",
+                "np.fromfile",
+                "np.memmap",
+            ):
+                found.add(ast.unparse(node))
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "open"
+        ):
+            found.add("open")
+        if isinstance(node, ast.ImportFrom) and (
+            node.module in modules_of_files or str(node.module).endswith("small_files")
+        ):
+            found.add(ast.unparse(node))
+    return found
+
+
+def test_files_are_reached_through_their_door() -> None:
+    """Those of another storage are then served by what is there."""
+    found = {
+        name: calls
+        for name, path in modules().items()
+        if within(name, "server.storage") or within(name, "server.datasets")
+        if (calls := calls_of_files(path))
+    }
+
+    assert {name for name in found if not any(within(name, one) for one in FILES)} == set()
+    assert all(any(within(name, one) for name in found) for one in FILES), "one needs none"
 
 
 def test_no_imports_go_in_a_circle() -> None:
@@ -251,6 +320,10 @@ def test_what_a_docstring_says_it_knows_nothing_of_is_not_reached() -> None:
     assert claims >= 6
 
 
+KNOWS_FILES = {"server.datasets.redactions.erasing"}
+"""Only files of this machine are erased."""
+
+
 @pytest.mark.parametrize(
     ("imported", "side", "package"),
     [
@@ -266,7 +339,8 @@ def test_only_one_package_imports(imported: str, side: str, package: str) -> Non
         if within(name, side) and any(within(one.name, imported) for one in imports(name))
     }
 
-    assert {name for name in importing if not within(name, package)} == set()
+    knows = KNOWS_FILES if imported == "server.storage.local" else set()
+    assert {name for name in importing if not within(name, package)} == knows
     assert importing
 
 
@@ -292,14 +366,6 @@ def test_relative_imports_stay_within_their_package() -> None:
             len(match) for match in re.findall(r"^\s*from (\.+)", path.read_text(), re.MULTILINE)
         ]
         assert max(dots, default=0) <= depth, name
-
-
-def test_a_format_is_one_small_module() -> None:
-    """What takes more than a page to recognise is better converted."""
-    paths = {form.NAME: Path(str(form.__file__)) for form in FORMATS if form is not unsupported}
-
-    assert len(paths) > 6
-    assert [name for name, path in paths.items() if len(path.read_text().splitlines()) >= 100] == []
 
 
 def test_importing_the_client_imports_no_torch() -> None:

@@ -33,7 +33,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class TokenfeedError(Exception):
@@ -115,8 +115,48 @@ class CorpusError(TokenfeedError):
     """The operator of the server has to change its files or its command line."""
 
 
+class Option(str):
+    """An option of a dataset, as an error for a command line names it.
+
+    name: without dashes.  value: "" if only the option itself is meant.
+    """
+
+    name: str
+    value: str
+
+    def __new__(cls, name: str, value: object = "") -> Option:
+        """Return "--NAME VALUE"."""
+        made = super().__new__(cls, f"--{name} {value}".rstrip())
+        made.name, made.value = name, str(value)
+        return made
+
+    def __reduce__(self) -> tuple[type[Option], tuple[str, str]]:
+        """Return what makes it again, for pickle and copy."""
+        return type(self), (self.name, self.value)
+
+    def to(self, value: object) -> Option:
+        """Return the option with a value."""
+        return Option(self.name, value)
+
+
 class InvalidCorpus(CorpusError):
     """A file cannot be served; found at the start, before anything is served."""
+
+    def __init__(self, subject: str, problem: str, *options: Option) -> None:
+        """options: those that the problem names."""
+        super().__init__(subject, problem)
+        self.options = options
+
+    def __reduce__(self) -> tuple[type[TokenfeedError], tuple[object, ...]]:
+        """Return how it is pickled, with its options."""
+        return type(self), (self.subject, self.problem, *self.options)
+
+    def spelled(self, spell: Callable[[Option], str]) -> InvalidCorpus:
+        """Return the error for a caller that writes options in another way."""
+        problem = self.problem
+        for option in sorted(self.options, key=len, reverse=True):
+            problem = problem.replace(option, spell(option))
+        return type(self)(self.subject, problem)
 
 
 class CorpusChanged(CorpusError):

@@ -11,7 +11,7 @@ from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..feed.mixture.recipe import long_argument
-from ..local.target import is_local_target, parse_local_target
+from ..source.file_target import is_local_target, parse_local_target
 from ..transport.channel import describe
 from ..transport.credentials import with_environment
 from . import WAIT_SECONDS

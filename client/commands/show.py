@@ -18,9 +18,9 @@ from tokenfeed.wire.row_block import RowBlock
 
 from ..feed.mixture.recipe import long_argument
 from ..feed.options import PREFETCH_BYTES
-from ..local.choice import open_to_look
 from ..runtime.arguments import first_position, text
 from ..runtime.counters import Counters
+from ..source.open_source import open_to_look
 from . import WAIT_SECONDS
 
 _TOKENS_SHOWN = 16

@@ -9,7 +9,7 @@ from tokenfeed.wire.request import Request
 from ..device.host_transfer import Pair, Transfer
 from ..device.numpy_batch import HostPart
 from ..device.row_source import RowSource
-from .source import Datasets
+from ..source.datasets import Datasets
 
 Array = TypeVar("Array")
 

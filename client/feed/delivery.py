@@ -11,7 +11,8 @@ from functools import cache, partial
 from typing import Generic, TypeVar
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
-from tokenfeed.stream.planes import LOSS_MASK
+from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 from tokenfeed.wire.row_block import RowBlock
 
@@ -19,11 +20,12 @@ from ..device.host_transfer import Pair, Transfer
 from ..device.numpy_batch import HostPart, Note
 from ..device.target_mask import TargetWatch
 from ..runtime.counters import Counters
+from ..source.check import row_documents_max
+from ..source.datasets import Datasets
 from .batch_reader import BatchReader
 from .cursor import Cursor, OpenRun
 from .feed_stream import FeedStream
 from .history import History
-from .source import Datasets, note_of
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
@@ -250,3 +252,23 @@ def _is_in_worker() -> bool:
     """Return whether this is a worker process of a DataLoader; does not import torch."""
     loading = sys.modules.get("torch.utils.data")
     return loading is not None and loading.get_worker_info() is not None
+
+
+def note_of(datasets: Datasets, stream: Stream) -> Note:
+    """Return the function that makes the HostPart of each batch of a stream from its rows.
+
+    datasets: of the sources of the stream. The function is called when rows have arrived.
+    """
+
+    @cache
+    def limits() -> tuple[bool, int | None]:
+        described = datasets.await_described()  # rows are there, so this does not wait
+        planes = datasets.plane_fingerprints()
+        knows_documents = all(DOCUMENT_STARTS in dict(own) for own in planes)
+        return knows_documents, row_documents_max(stream, described)
+
+    def note(parts: Sequence[RowBlock]) -> HostPart:
+        knows_documents, documents_max = limits()
+        return HostPart.of(parts, knows_documents=knows_documents, row_documents_max=documents_max)
+
+    return note

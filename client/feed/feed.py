@@ -15,8 +15,8 @@ from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.stream.position import SAMPLE_END
 
 from ..device.host_transfer import Pair
-from ..local.choice import open_target
 from ..runtime import arguments
+from ..source.open_source import open_source
 from ..transport.addresses import Targets
 from .delivery import Delivery
 from .epochs import TAILS, Tail, planned_epoch
@@ -59,7 +59,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         RemoteBatches.
         """
         stream, planes, self._agreement = asked_stream(
-            target, batch_size, context_length, options, open_target
+            target, batch_size, context_length, options, open_source
         )
         stream.datasets.end_with(self)
         count = stream.request.num_batches

@@ -28,8 +28,9 @@ from tokenfeed.wire.request import Request
 
 from ..runtime import arguments
 from ..runtime.arguments import integer
-from ..stream.usable import corpora_of, no_rows
-from ..stream.wanted_planes import WantedPlanes
+from ..source.check import corpora_of, no_rows
+from ..source.datasets import Datasets
+from ..source.wanted_planes import PLANE_NAMES, WantedPlanes
 from ..transport.addresses import Targets
 from .changes import require_ahead, require_same_corpus, with_redaction, with_weights
 from .cursor import Cursor, OpenRun
@@ -46,7 +47,6 @@ from .mixture.recipe import (
 from .options import FeedOptions
 from .ranks.agreement import RankAgreement, compared, rank_agreement
 from .ranks.coordinates import data_parallel
-from .source import Datasets
 from .state import Planes, folded, packed_stream, write_state
 from .stats import FeedPosition, SourceStats, source_stats
 
@@ -415,8 +415,8 @@ def asked_stream(
 
     Call this once for each feed, in the order in which feeds are created: the n-th feed of one rank
     is compared with the n-th feed of the others.
-    options: all of them, checked.  open_datasets: opens a target (local/choice.py).  The other
-    arguments, and Raises: as for RemoteBatches.
+    options: all of them, checked.  open_datasets: as `open_source`.  The other arguments, and
+    Raises: as for RemoteBatches.
     """
     batch_size = integer("batch_size", batch_size)
     context_length = integer("context_length", context_length)
@@ -517,6 +517,7 @@ def _require_same_planes(before: FeedStream, now: FeedStream) -> None:
     }
     described = zip(now.datasets.await_described(), now.datasets.plane_fingerprints(), strict=True)
     for each, planes in described:
-        if known.get(each.fingerprint, planes) != planes:
-            problem = "has another loss mask or other document starts now"
+        if other := {*known.get(each.fingerprint, planes)} ^ {*planes}:
+            names = sorted({PLANE_NAMES[kind] for kind, _ in other})
+            problem = f"has other planes now: {', '.join(names)}"
             raise StreamMismatch(f"mixture.{each.name}", problem)

@@ -26,7 +26,7 @@ from ..runtime.arguments import (
     optional_integer,
     text,
 )
-from ..stream.wanted_planes import LOSS_MASKS, LossMask
+from ..source.wanted_planes import LOSS_MASKS, LossMask
 from ..transport.credentials import Credentials
 from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .mixture.recipe import Mixture

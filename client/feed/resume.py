@@ -28,7 +28,7 @@ from tokenfeed.stream.stage import (
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import shown
-from ..stream.wanted_planes import PLANE_NAMES
+from ..source.wanted_planes import PLANE_NAMES
 from .changes import require_same_corpus, source_differs, with_redaction
 from .feed_stream import FeedStream
 from .state import State

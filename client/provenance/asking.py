@@ -26,10 +26,10 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.wire.request import Expected, Request, stream_message, to_message
 
-from ..local.provenance import QUESTION_SECONDS, LocalProvenance
-from ..local.target import is_local_target
+from ..source.file_target import is_local_target
 from ..transport.credentials import with_environment
 from ..transport.one_server import OneServer
+from .of_files import QUESTION_SECONDS, LocalProvenance
 from .runs import Segment
 
 SPANS_MAX = 2048

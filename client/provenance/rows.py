@@ -10,10 +10,10 @@ import numpy.typing as npt
 from tokenfeed.errors import BadFrame, Deleted
 
 from ..feed.options import PREFETCH_BYTES
-from ..local.choice import open_to_look
-from ..local.provenance import QUESTION_SECONDS
 from ..runtime.counters import Counters
+from ..source.open_source import open_to_look
 from .asking import request_of
+from .of_files import QUESTION_SECONDS
 from .runs import Segment
 
 Tokens = npt.NDArray[np.unsignedinteger]

@@ -1,102 +1,81 @@
-"""The options of commands that open one dataset."""
+"""The options of datasets on a command line: of one that opens several, or one alone."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Container, Sequence
+from functools import partial
 
-from tokenfeed.errors import InvalidCorpus, InvalidRequest
+from tokenfeed.errors import InvalidCorpus, InvalidRequest, Option
 
-from ..datasets.loss_masks import OPTION
-from ..datasets.opening import PlaneOptions
-from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
+from ..datasets.options import OPTIONS, DatasetOptions, parse_options, require_value
 from ..datasets.sources import DatasetSource, parse_datasets, without_name
 from ..datasets.sources.paths import MASK_SUFFIXES, expand
-from ..datasets.sources.splits import OPTION as SPLITS_OPTION
-from ..storage.borders import END_OPTION, START_OPTION, Delimiters
-from ..storage.formats import (
-    FORMAT_NAMES,
-    ROW_OPTION,
-    ROW_TOKENS_MAX,
-    ROW_TOKENS_MIN,
-    STORED,
-    FormatOptions,
+from ..storage.options import (
+    DTYPE,
+    END_TOKEN,
+    FORMAT,
+    LOSS_MASK,
+    MIXED_SPLITS,
+    READ,
+    REDACTIONS,
+    ROW_TOKENS,
+    START_TOKEN,
+    VOCAB_SIZE,
 )
-from ..storage.store import WAYS
 
-_DIGITS_MAX = 19
+DELIMITERS = (END_TOKEN, START_TOKEN)
+"""May be given for one of several datasets by any command."""
+PLANES = (LOSS_MASK, *DELIMITERS)
+"""The options of planes, for a command that makes them."""
+_SEVERAL = "; may be given several times"
 
 
-def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `parse_dataset` reads."""
+def add_dataset_arguments(parser: argparse.ArgumentParser, *more: Option) -> None:
+    """Add the arguments that `parse_dataset` reads.  more: options that not all commands have."""
     parser.add_argument(
         "data",
         nargs="+",
         metavar="PATH",
         help="the files of one dataset, as in --data of the server: files, a glob or a folder",
     )
-    parser.add_argument("--format", choices=FORMAT_NAMES, help="file format (default: detected)")
-    parser.add_argument(
-        "--dtype",
-        choices=tuple(STORED),
-        help="token type for files that do not record one (default: uint16)",
-    )
-    parser.add_argument(
-        ROW_OPTION, metavar="N", help="the files are rows of N tokens, as for the server"
-    )
-    add_splits_argument(parser)
-    parser.add_argument(
-        "--read",
-        choices=WAYS,
-        help="how to read the files (default: pread on network file systems, else map)",
-    )
+    add_options(parser, FORMAT, DTYPE, ROW_TOKENS, MIXED_SPLITS, READ, *more)
 
 
-def add_splits_argument(parser: argparse._ActionsContainer) -> None:
-    """Add the option by which files of several splits are one dataset."""
-    parser.add_argument(
-        SPLITS_OPTION,
-        action="store_true",
-        help="take files as one dataset whose names are those of several splits, as train and val",
-    )
+def add_options(group: argparse._ActionsContainer, *options: Option, by_name: bool = False) -> None:
+    """Add options of datasets.  by_name: whether there are several datasets, of which each may have
+    a value of its own.
+    """
+    for option in options:
+        takes = OPTIONS[option]
+        add = partial(group.add_argument, option)
+        default = f" (default: {takes.default})" if takes.default else ""
+        if not takes.metavar:
+            add(action="store_true", help=takes.what)
+        elif option == LOSS_MASK:
+            add(
+                nargs="+",
+                action="append",
+                default=[],
+                metavar=(f"[NAME=]{takes.metavar}", takes.metavar),
+                help=takes.what + _SEVERAL + default,
+            )
+        elif by_name or option in DELIMITERS:
+            values = f": {', '.join(takes.values)}" if takes.values else ""
+            of_all = "" if option == REDACTIONS else "; for one or all datasets"
+            text = f"{takes.what}{values}{of_all}{_SEVERAL}{default}"
+            metavar = f"[NAME=]{takes.metavar}"
+            kind = partial(_of_a_dataset, option) if takes.values else str
+            add(action="append", default=[], type=kind, metavar=metavar, help=text)
+        else:
+            shown = None if takes.values else takes.metavar
+            number = int if option == VOCAB_SIZE else str
+            add(choices=takes.values, type=number, metavar=shown, help=takes.what + default)
 
 
-def add_redactions_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option of a command that opens one dataset to read it."""
-    parser.add_argument(
-        REDACTIONS_OPTION,
-        metavar="FILE",
-        help="list of its redacted tokens, which tokenfeed redact writes (default: beside the "
-        "token files)",
-    )
-
-
-def add_plane_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add the options that `parse_planes` reads, but for --cache-dir and --redactions."""
-    parser.add_argument(
-        OPTION,
-        nargs="+",
-        action="append",
-        default=[],
-        metavar=("[NAME=]PATH", "PATH"),
-        help="loss mask of one dataset: for each of its files, in order, a file of one byte per "
-        "token, 1 if the token is a training target, else 0; may be given several times (default: "
-        "X.ds.loss beside X.ds)",
-    )
-    for option, what in ((END_OPTION, "ends"), (START_OPTION, "begins")):
-        parser.add_argument(
-            option,
-            action="append",
-            default=[],
-            metavar="[NAME=]ID",
-            help=f"token that {what} each document of one or all datasets whose format does not "
-            "know its documents; may be given several times",
-        )
-
-
-def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, FormatOptions]:
-    """Return the dataset of a command line.  Raises: InvalidCorpus."""
+def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, DatasetOptions]:
+    """Return the dataset of a command line.  Raises: InvalidCorpus, InvalidRequest."""
     sources = parse_datasets(arguments.data, mixed_splits=arguments.mixed_splits)
     if len(sources) > 1:
         folders = [os.path.dirname(one.paths[0]) for one in sources]
@@ -104,19 +83,61 @@ def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, FormatO
             arguments.data[0], f"has several datasets; pass one: {' or '.join(folders)}"
         )
     (source,) = sources
-    rows = row_tokens(arguments.row_tokens)
-    return source, FormatOptions.parse(arguments.format, arguments.dtype, source.tensor, rows)
+    return source, parse_all(arguments, sources)[source.name]
 
 
-def row_tokens(word: str | None) -> int | None:
-    """Return the value of --row-tokens; None if it was not given.  Raises: InvalidRequest."""
-    if word is None:
-        return None
-    number = _number(word)
-    if number is None or not ROW_TOKENS_MIN <= number <= ROW_TOKENS_MAX:
-        problem = f"{word!r} is no number from {ROW_TOKENS_MIN} to {ROW_TOKENS_MAX}"
-        raise InvalidRequest(ROW_OPTION, problem)
-    return number
+def parse_all(
+    arguments: argparse.Namespace, sources: Sequence[DatasetSource]
+) -> dict[str, DatasetOptions]:
+    """Return the options of each dataset of a command line, by its name.
+
+    Raises: InvalidRequest, InvalidCorpus.
+    """
+    names = [source.name for source in sources]
+    given: dict[str, dict[Option, str]] = {name: {} for name in names}
+    with_own = set()
+    for option, takes in OPTIONS.items():
+        value = getattr(arguments, option.name.replace("-", "_"), None)
+        if value is None or not takes.metavar or option == LOSS_MASK:
+            continue
+        if not isinstance(value, list):
+            found: dict[str, str | None] = dict.fromkeys(names, str(value))
+        elif option == REDACTIONS:
+            found = {}
+            for word in value:
+                name, found[name] = _of_one_dataset(option, word, names, found)
+        else:
+            found = parse_per_dataset(option, value, names)
+        for name, text in found.items():
+            if text is not None:
+                given[name][option] = text
+        if option in DELIMITERS:
+            with_own |= {word.rpartition("=")[0] for word in value}
+    masks = _parse_loss_masks(getattr(arguments, "loss_mask", ()), names)
+    return {
+        source.name: parse_options(
+            given[source.name],
+            refused,
+            tensor=source.tensor,
+            masks=masks.get(source.name, ()),
+            are_general=len(names) > 1 and source.name not in with_own,
+        )
+        for source in sources
+    }
+
+
+def refused(option: Option, problem: str) -> InvalidRequest:
+    """Return the error of an option of a command line."""
+    return InvalidRequest(str(option), problem)
+
+
+def _of_a_dataset(option: Option, word: str) -> str:
+    """Return a word of the form [NAME=]VALUE with a value that the option takes."""
+    try:
+        require_value(option, word.rpartition("=")[2], refused)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(f"{word!r}: {error.problem}") from None
+    return word
 
 
 def parse_per_dataset(
@@ -140,57 +161,6 @@ def parse_per_dataset(
     return {name: by_name.get(name, general) for name in names}
 
 
-def parse_planes(
-    arguments: argparse.Namespace,
-    names: Sequence[str],
-    cache_dir: str | None = None,
-    redactions: Sequence[str] = (),
-) -> dict[str, PlaneOptions]:
-    """Return where the planes of each dataset are.
-
-    cache_dir, redactions: those of the command line, redactions as [NAME=]FILE words.
-    Raises: InvalidRequest, InvalidCorpus.
-    """
-    masks = _parse_loss_masks(arguments.loss_mask, names)
-    lists: dict[str, str] = {}
-    for word in redactions:
-        name, path = _of_one_dataset(REDACTIONS_OPTION, word, names, lists)
-        lists[name] = path
-    ends = parse_per_dataset(END_OPTION, arguments.document_end_token, names)
-    starts = parse_per_dataset(START_OPTION, arguments.document_start_token, names)
-    words = [*arguments.document_end_token, *arguments.document_start_token]
-    with_own = {word.rpartition("=")[0] for word in words}
-    return {
-        name: PlaneOptions(
-            masks.get(name, ()),
-            Delimiters(
-                _token(END_OPTION, ends[name]),
-                _token(START_OPTION, starts[name]),
-                are_general=len(names) > 1 and name not in with_own,
-            ),
-            cache_dir,
-            lists.get(name),
-        )
-        for name in names
-    }
-
-
-def _token(option: str, word: str | None) -> int | None:
-    """Return a token id.  Raises: InvalidRequest."""
-    if word is None:
-        return None
-    token = _number(word)
-    if token is None:
-        raise InvalidRequest(option, f"{word!r} is not a token id")
-    return token
-
-
-def _number(word: str) -> int | None:
-    """Return the number that a word is; None if it is none, or too long."""
-    is_number = word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX
-    return int(word) if is_number else None
-
-
 def _parse_loss_masks(
     options: Sequence[Sequence[str]], names: Sequence[str]
 ) -> dict[str, list[str]]:
@@ -201,7 +171,7 @@ def _parse_loss_masks(
     """
     found: dict[str, list[str]] = {}
     for words in options:
-        name, first = _of_one_dataset(OPTION, words[0], names, found)
+        name, first = _of_one_dataset(LOSS_MASK, words[0], names, found)
         found[name] = [path for word in (first, *words[1:]) for path in expand(word, MASK_SUFFIXES)]
     return found
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 
 from tokenfeed import __version__
 from tokenfeed.commands import program
 from tokenfeed.stream.position import BATCH_BYTES_MAX
 
-from ..datasets.redactions.opening import OPTION as REDACTIONS_OPTION
-from ..storage.formats import FORMAT_NAMES, ROW_OPTION, STORED
-from ..storage.store import WAYS
-from .dataset_options import add_plane_arguments, add_splits_argument
+from ..datasets.options import OPTIONS
+from ..storage.options import (
+    CACHE_DIR,
+    DTYPE,
+    FORMAT,
+    IMMUTABLE,
+    MIXED_SPLITS,
+    READ,
+    REDACTIONS,
+    ROW_TOKENS,
+    VOCAB_SIZE,
+)
+from .dataset_options import PLANES, add_options
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,8 +66,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_datasets(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    flag = partial(add, action="store_true")
-    several = partial(add, action="append", default=[])
     add(
         "--data",
         nargs="+",
@@ -69,56 +75,12 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         help="a dataset: token files, a glob, or a folder, also one that tokenfeed ingest made; or "
         "text, with --tokenizer; may be given several times",
     )
-    several(
-        "--format",
-        type=partial(_of_a_dataset, FORMAT_NAMES),
-        metavar="[NAME=]FORMAT",
-        help=f"file format of one or all datasets: {', '.join(FORMAT_NAMES)}; may be given several "
-        "times (default: detected)",
-    )
-    several(
-        "--dtype",
-        type=partial(_of_a_dataset, tuple(STORED)),
-        metavar="[NAME=]TYPE",
-        help=f"token type for files that do not record one: {', '.join(STORED)}; a file that "
-        "records another type is refused; may be given several times (default: uint16)",
-    )
-    several(
-        ROW_OPTION,
-        metavar="[NAME=]N",
-        help="files of one or all datasets are rows of N tokens that do not overlap: each row is "
-        "one window, for a context length of N - 1; may be given several times (default: windows "
-        "are cut from all tokens of a file)",
-    )
-    several(
-        "--read",
-        type=partial(_of_a_dataset, WAYS),
-        metavar="[NAME=]WAY",
-        help=f"how to read the files of one or all datasets: {', '.join(WAYS)}; may be given "
-        "several times (default: pread on network file systems, else map)",
-    )
-    flag(
-        "--immutable",
-        help="declare that the files never change while they are served; they are not polled",
-    )
-    add_splits_argument(group)
+    add_options(group, FORMAT, DTYPE, ROW_TOKENS, READ, *PLANES, REDACTIONS, by_name=True)
+    add_options(group, IMMUTABLE, MIXED_SPLITS, VOCAB_SIZE)
     add(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help="number of token ids; refuse to start if a checked token is N or more (of a corpus "
-        "above 1 GiB a sample is checked)",
-    )
-    flag(
         "--check-all-tokens",
+        action="store_true",
         help="check every token of a corpus above 1 GiB, not a sample; needs --vocab-size",
-    )
-    add_plane_arguments(group)
-    several(
-        REDACTIONS_OPTION,
-        metavar="[NAME=]FILE",
-        help="list of redacted tokens of one dataset, which tokenfeed redact writes; may be given "
-        "several times (default: beside the token files)",
     )
     add(
         "--warm-up-bytes",
@@ -151,7 +113,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         "--cache-dir",
         metavar="DIR",
         help="folder for ingested text (default: tokenfeed in $XDG_CACHE_HOME, or in ~/.cache) and "
-        "for the borders of documents (default: beside the token files)",
+        f"{OPTIONS[CACHE_DIR].what.removeprefix('folder ')} (default: beside the token files)",
     )
 
 
@@ -252,10 +214,3 @@ def _add_status(group: argparse._ArgumentGroup) -> None:
         "this machine may ask: over Unix sockets and, without --token-file and "
         "--allow-plaintext-token, loopback addresses",
     )
-
-
-def _of_a_dataset(allowed: Sequence[str], word: str) -> str:
-    """Return a word of the form [NAME=]VALUE with an allowed value."""
-    if word.rpartition("=")[2] not in allowed:
-        raise argparse.ArgumentTypeError(f"{word!r}: choose from {', '.join(allowed)}")
-    return word

@@ -17,12 +17,11 @@ from functools import partial
 from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
 
-from ..storage.choice import Storing
+from ..storage.door import Storing
 from .dataset_options import (
+    PLANES,
     add_dataset_arguments,
-    add_plane_arguments,
     parse_dataset,
-    parse_planes,
 )
 from .redacting import FILL, Asked, Listed, Redacting, of_list
 from .waiting import require_wait, wait_for_servers
@@ -39,8 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         "and print the hash of the list; without any, show the list.",
         epilog="example: tokenfeed redact shards/ --id user-1234 --reason 'ticket 77'",
     )
-    add_dataset_arguments(parser)
-    add_plane_arguments(parser)
+    add_dataset_arguments(parser, *PLANES)
     add = parser.add_argument
     several = partial(add, action="append", default=[])
     several(
@@ -124,8 +122,8 @@ def redact(arguments: argparse.Namespace) -> Listed:
         arguments.document, arguments.id, arguments.range, arguments.fill, arguments.reason
     )
     source, options = parse_dataset(arguments)
-    planes = of_list(parse_planes(arguments, [source.name])[source.name], arguments.list)
-    redacting = Redacting(source, options, Storing(arguments.read), planes)
+    planes = of_list(options.planes, arguments.list)
+    redacting = Redacting(source, options.formats, Storing(options.read), planes)
     return redacting.redact(asked, erases=arguments.erase, has_no_delimiter=arguments.no_delimiter)
 
 

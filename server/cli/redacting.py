@@ -26,11 +26,11 @@ from ..datasets.redactions.list_writing import locked, now, write_list
 from ..datasets.redactions.opening import list_path
 from ..datasets.redactions.ranges import RedactionList, TokenRanges, Triple
 from ..datasets.sources import DatasetSource
-from ..storage.borders import used_delimiters
-from ..storage.borders.known import all_known
-from ..storage.choice import Storing, open_store
+from ..storage.documents import used_delimiters
+from ..storage.documents.known_documents import all_known
+from ..storage.door import Storing
 from ..storage.formats import FormatOptions
-from ..storage.store import TokenStore
+from ..storage.store import TokenStore, open_store
 
 _RANGE = re.compile(r"(.+):([0-9]{1,19}):([0-9]{1,19})", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -143,7 +143,10 @@ class Redacting:
         if self.planes.redactions is not None:
             return self.planes.redactions
         with closing(self._open_tokens()) as store:
-            return list_path(store)
+            if not (found := list_path(store)):
+                problem = "is required: nothing is written beside files of another storage"
+                raise InvalidRequest("--list", problem)
+            return found
 
     def _added(
         self, path: str, dataset: Dataset, asked: Asked, erases: bool, has_no_delimiter: bool

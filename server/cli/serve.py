@@ -17,7 +17,8 @@ from tokenfeed.stream.position import require_range
 from tokenfeed.wire import crc32c
 
 from ..datasets.dataset import Dataset, start_polling
-from ..datasets.opening import VOCAB_SIZE_MAX, TokenChecks, log_opened, open_dataset
+from ..datasets.opening import TokenChecks, log_opened, open_dataset
+from ..datasets.options import require_value
 from ..datasets.sources import (
     DatasetSource,
     is_text,
@@ -49,9 +50,9 @@ from ..runtime.process.mallopt import keep_freed_memory
 from ..runtime.process.signals import Signals
 from ..runtime.threads.poll_rate import PollRate
 from ..runtime.threads.poller import Poller, RescanWorker
-from ..storage.choice import Storing
-from ..storage.formats import ROW_OPTION, FormatOptions
-from .dataset_options import parse_per_dataset, parse_planes, row_tokens
+from ..storage.door import Storing
+from ..storage.options import VOCAB_SIZE
+from .dataset_options import parse_all, refused
 from .options import build_parser
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -268,8 +269,6 @@ def stream_limits(arguments: argparse.Namespace) -> StreamLimits:
 
 def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     """Open every dataset of the command line, by name.  Raises: TokenfeedError."""
-    if arguments.vocab_size is not None:
-        require_range("--vocab-size", arguments.vocab_size, 1, VOCAB_SIZE_MAX + 1)
     if arguments.check_all_tokens and arguments.vocab_size is None:
         raise InvalidRequest("--check-all-tokens", "needs --vocab-size")
     require_range("--max-batch-bytes", arguments.max_batch_bytes, 1, 1 << 63)
@@ -277,26 +276,18 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
         require_range("--warm-up-bytes", arguments.warm_up_bytes, 0, 1 << 63)
     if arguments.tokenizer is not None and not any(map(is_text, arguments.data)):
         raise InvalidRequest("--tokenizer", "is for --data that is text, but no --data is text")
+    if arguments.vocab_size is not None:  # before text is ingested
+        require_value(VOCAB_SIZE, str(arguments.vocab_size), refused)
     sources = [source for words in arguments.data for source in _sources(words, arguments)]
     require_distinct_names(sources)
-    names = [source.name for source in sources]
-    formats = parse_per_dataset("--format", arguments.format, names)
-    dtypes = parse_per_dataset("--dtype", arguments.dtype, names)
-    reads = parse_per_dataset("--read", arguments.read, names)
-    rows = parse_per_dataset(ROW_OPTION, arguments.row_tokens, names)
-    planes = parse_planes(arguments, names, arguments.cache_dir, arguments.redactions)
-    checks = TokenChecks(arguments.vocab_size, arguments.check_all_tokens)
+    options = parse_all(arguments, sources)
     poll_rate = PollRate(never=arguments.immutable)
     datasets = {}
     for source in sources:
-        options = FormatOptions.parse(
-            formats[source.name],
-            dtypes[source.name],
-            source.tensor,
-            row_tokens(rows[source.name]),
-        )
-        storing = Storing(reads[source.name], poll_rate)
-        dataset = open_dataset(source, options, checks, storing, planes=planes[source.name])
+        own = options[source.name]
+        checks = TokenChecks(own.vocab_size, arguments.check_all_tokens)
+        storing = Storing(own.read, poll_rate)
+        dataset = open_dataset(source, own.formats, checks, storing, planes=own.planes)
         datasets[source.name] = dataset
         log_opened(dataset)
     return datasets

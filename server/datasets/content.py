@@ -13,15 +13,16 @@ from functools import partial
 
 import numpy as np
 
-from tokenfeed.errors import InvalidCorpus
-from tokenfeed.sampling.spans import Pieces, Spans
+from tokenfeed.errors import InvalidCorpus, Option
 from tokenfeed.stream import identity
 
 from ..runtime.threads.parallel import map_in_threads
+from ..storage.bytes import PIECE_BYTES, Extents, Piece, StoredShard
 from ..storage.formats import Layout, Stored
 from ..storage.halves import Halves, StoredTokens, rule_out_halves
 from ..storage.narrowing import TokenScan
-from ..storage.store import PIECE_BYTES, Piece, StoredShard, TokenStore
+from ..storage.options import DTYPE, VOCAB_SIZE
+from ..storage.store import TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")
 _PROGRESS_SECONDS = 5.0
@@ -68,7 +69,7 @@ class Content:
         store: TokenStore,
         read: Callable[[int, int, int], bytes],
         stopped: Callable[[], bool] = lambda: False,
-        above_limit: str = "not below --vocab-size {}",
+        above_limit: str = f"not below {VOCAB_SIZE} {{}}",
     ) -> None:
         """Read nothing yet.
 
@@ -115,13 +116,8 @@ class Content:
         """Start to read small blocks ahead, all of them at once."""
         pieces = [piece for block in blocks for piece in self._pieces(*block)]
         shard, first_byte, end_byte = np.array(pieces, dtype=np.int64).T
-        token_bytes = self._store.stored.itemsize
-        first = first_byte // token_bytes
-        count = -(-end_byte // token_bytes) - first
-        each_a_row = Pieces(np.arange(shard.size + 1), count)
-        self._store.read_ahead(
-            Spans(int(count.max()), np.zeros_like(shard), shard.copy(), first, each_a_row)
-        )
+        file = self._store.files.first_file + shard
+        self._store.files.read_ahead(Extents(file, first_byte, end_byte - first_byte))
 
     def _unless_stopped(
         self, scan_block: Callable[[tuple[int, int]], Block], block: tuple[int, int]
@@ -149,7 +145,8 @@ class Content:
             found = self._store.narrowing.scan(tokens, vocab_size)
             if found.wrong_place is not None:
                 limit = "" if vocab_size is None else self._above_limit.format(vocab_size)
-                raise _invalid_token(shard, tokens, first_token, found, limit)
+                option = VOCAB_SIZE.to(vocab_size)
+                raise _invalid_token(shard, tokens, first_token, found, limit, option)
             token_max = max(token_max, found.greatest)
             if shard.layout.dtype_assumed and stored.itemsize == 2 and index not in self._no_halves:
                 halves[index] = Halves.of(tokens, first_token)
@@ -187,14 +184,15 @@ def _invalid_token(
     first_token: int,
     found: TokenScan,
     limit: str,
+    option: Option,
 ) -> InvalidCorpus:
     assert found.wrong_place is not None
     index, value = first_token + found.wrong_place, int(tokens[found.wrong_place])
     if value < 0:
-        limit = "negative: is it a masked label, or is --dtype wrong?"
+        limit = f"negative: is it a masked label, or is {DTYPE} wrong?"
     elif not limit:
         limit = "above the maximum of uint32"
-    return InvalidCorpus(shard.path, f"token {index} is {value}, {limit}")
+    return InvalidCorpus(shard.path, f"token {index} is {value}, {limit}", option, DTYPE)
 
 
 class InOrder:
@@ -206,7 +204,7 @@ class InOrder:
 
     def __init__(self, store: TokenStore) -> None:
         """Start before the first token."""
-        self.facts = store.facts
+        self.facts = store.files.facts
         self.seconds = 0.0
         self._store = store
         self._hashes: list[bytes] = []
@@ -256,7 +254,7 @@ def read_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> InOrder:
         for first in range(0, size_bytes, PIECE_BYTES):
             if stopped():
                 return reading
-            content = store.read_served(index, first, min(PIECE_BYTES, size_bytes - first))
+            content = store.files.read_served(index, first, min(PIECE_BYTES, size_bytes - first))
             reading.add(Piece(0, memoryview(content)))
     reading.seconds = time.monotonic() - began
     return reading
@@ -292,7 +290,7 @@ def full_digest(store: TokenStore, read: Callable[[int, int, int], bytes] | None
 
     read: as for Content; None: that of the store.  Raises: InvalidCorpus.
     """
-    content = Content(store, read or store.read)
+    content = Content(store, read or store.files.read)
     blocks = with_progress(content.hashed(complete=True), content.size_bytes)
     return digest_of(store, (block.sha256 for block in blocks))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -19,18 +19,15 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from ..runtime.threads.poll_rate import pause_seconds
 from ..runtime.threads.poller import Poller
-from ..storage.borders import (
-    Borders,
-    BorderSearch,
-)
-from ..storage.rows import RowIndex, RowIndices
-from ..storage.store import Submit, TokenStore, run_inline
+from ..storage.bytes import Submit, run_inline
+from ..storage.documents import DocumentStarts, RowIndex, RowIndices
+from ..storage.store import TokenStore
 from .content import Content, fingerprint_of
 from .loss_masks import LossMask
+from .plane_files import PlaneFiles
 from .redactions.list_file import RedactionLists
 from .redactions.opening import original_digest, read_as_erased
 from .redactions.replacements import Replacements
-from .shared.rows import rows_once
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -47,11 +44,12 @@ class DocumentCounts:
 class Dataset:
     """What is served under one name.
 
-    fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" until it is known, which may be
-    while it is served.  why_store: the reason for its kind of store.  loss_mask, borders: None if
-    it has none.  rows: of its documents; None before it is opened.  redactions: the lists of its
-    redacted tokens, also if there are none yet; None for a store without files, like replacements:
-    which files have no erased token any more.
+    fingerprint: 32 bytes.  digest: of all content, 32 bytes; b"" until it is known, which may
+    be while it is served.  why_store: the reason for its kind of store.  plane_files: its
+    planes that have files of their own.  document_starts: None if it has none.  rows: of its
+    documents; None before it is opened.  redactions: the lists of its redacted tokens, also if
+    there are none yet; None for a store without files, like replacements: which files have no
+    erased token any more.
     """
 
     name: str
@@ -59,32 +57,42 @@ class Dataset:
     fingerprint: bytes
     digest: bytes
     why_store: str = "unknown"
-    loss_mask: LossMask | None = None
-    borders: Borders | BorderSearch | None = None
+    plane_files: list[PlaneFiles] = field(default_factory=list)
+    document_starts: DocumentStarts | None = None
     rows: RowIndices | None = None
     redactions: RedactionLists | None = None
     replacements: Replacements | None = None
+
+    @property
+    def loss_mask(self) -> LossMask | None:
+        """Its loss mask; None if it has none."""
+        return next((each for each in self.plane_files if isinstance(each, LossMask)), None)
+
+    def add_plane_files(self, plane: PlaneFiles) -> None:
+        """Deliver a plane with its rows; only before it is served."""
+        self.plane_files.append(plane)
+        self.store.add_plane(plane)
 
     @property
     def documents(self) -> DocumentCounts | None:
         """The known document counts; None if no file has one."""
         known = [shard.layout.documents for shard in self.store.shards]
         counts = [documents.count for documents in known if documents is not None]
-        if not counts and self.borders is not None and self.borders.count:
-            return DocumentCounts(self.borders.count, len(known))
+        if not counts and self.document_starts is not None and self.document_starts.count:
+            return DocumentCounts(self.document_starts.count, len(known))
         return DocumentCounts(sum(counts), len(counts)) if counts else None
 
     def start_search(self) -> None:
-        """Start to search for the borders of documents, if that takes long and is not done."""
-        if isinstance(self.borders, BorderSearch):
-            self.borders.start()
+        """Start to search for documents, if that takes long and is not done."""
+        if self.document_starts is not None:
+            self.document_starts.start()
 
     def stop_search(self) -> None:
         """End a search, or the making of rows, that is not done; a process that exits without this
         may leave its file.
         """
-        if isinstance(self.borders, BorderSearch):
-            self.borders.stop()
+        if self.document_starts is not None:
+            self.document_starts.stop()
         if self.rows is not None:
             self.rows.stop()
 
@@ -93,22 +101,20 @@ class Dataset:
 
         Raises: InvalidCorpus, CorpusChanged, Unreadable.
         """
-        if isinstance(self.borders, BorderSearch):
-            self.borders.search_now(stopped)
+        if self.document_starts is not None:
+            self.document_starts.search_now(stopped)
 
     @property
     def search_progress(self) -> float | None:
-        """The share of a search for the borders of documents that is done, in [0, 1); None if
-        there is none.
-        """
-        if not isinstance(self.borders, BorderSearch) or self.borders.progress == 1.0:
+        """The share of a search for documents that is done, in [0, 1); None if there is none."""
+        if self.document_starts is None or self.document_starts.is_known:
             return None
-        return self.borders.progress
+        return self.document_starts.progress
 
     def require_searched(self) -> None:
         """Raise Unreadable, with the progress or the failure, unless a search has ended."""
-        if isinstance(self.borders, BorderSearch):
-            self.borders.require_done()
+        if self.document_starts is not None:
+            self.document_starts.require_known()
 
     def described(self, context_length: int | None = None) -> pb.Dataset:
         """Return its description.  context_length: T of the rows to count; None counts none."""
@@ -164,7 +170,7 @@ class Dataset:
 
         stopped: whether to stop, which raises InvalidCorpus.  Raises: TokenfeedError.
         """
-        return _described_rows(key, rows_once(self._indices(key), key, stopped))
+        return _described_rows(key, self._indices(key).make_now(key, stopped, share=True))
 
     def _indices(self, key: RowsKey) -> RowIndices:
         if self.rows is None:
@@ -176,13 +182,13 @@ class Dataset:
 
     @property
     def polled(self) -> Sequence[Polled]:
-        """What has files to poll: its tokens, and its loss mask."""
-        return (self,) if self.loss_mask is None else (self, self.loss_mask)
+        """What has files to poll: its tokens, and its planes."""
+        return (self, *self.plane_files)
 
     @property
     def file_count(self) -> int:
         """How many files of tokens to poll."""
-        return len(self.store.shards)
+        return len(self.store.shards) if self.store.files.may_change else 0
 
     def poll_file(
         self,
@@ -194,7 +200,7 @@ class Dataset:
 
         submit: runs a function that rereads the files, until stopped() is true.
         """
-        self.store.poll_file(shard, partial(self._same_content, stopped), submit)
+        self.store.files.poll_file(shard, partial(self._same_content, stopped), submit)
         if self.replacements is not None:
             self.replacements.check_served(self.store, shard)
 
@@ -210,7 +216,7 @@ class Dataset:
             expected = erasure.fingerprint if erasure else self.fingerprint
             if expected == before:
                 return False  # no erasure has begun meanwhile
-            read = read_as_erased(self.store, self.store.read_served, listed)
+            read = read_as_erased(self.store, self.store.files.read_served, listed)
             blocks = []
             try:
                 for block in Content(self.store, read).hashed():
@@ -289,16 +295,12 @@ def start_polling(
     are those of `Dataset.poll_file`.
     """
     counts = [(polled, polled.file_count) for dataset in datasets for polled in dataset.polled]
-    files = (
-        (polled, index)
-        for _ in itertools.count()
-        for polled, count in counts
-        for index in range(count)
-    )
+    each = [(polled, index) for polled, count in counts for index in range(count)]
+    files = itertools.cycle(each)
 
     def poll() -> None:
         polled, index = next(files)
         polled.poll_file(index, submit, stopped)
 
     names = ",".join(dataset.name for dataset in datasets)
-    return Poller({f"files:{names}": poll}, pause_seconds(sum(count for _, count in counts)))
+    return Poller({f"files:{names}": poll} if each else {}, pause_seconds(max(1, len(each))))

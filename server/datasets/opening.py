@@ -16,12 +16,11 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream import identity
 
 from ..runtime.exceptions import log_safe_name
-from ..storage.borders import Delimiters, borders_of, used_delimiters
-from ..storage.choice import Storing, open_store
+from ..storage.documents import Delimiters, RowIndices, document_starts_of, used_delimiters
+from ..storage.door import Storing
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
-from ..storage.rows import RowIndices
-from ..storage.store import TokenStore
+from ..storage.store import TokenStore, open_store
 from .content import Content, Scan, digest_of, fingerprint_of, with_progress
 from .dataset import Dataset
 from .loss_masks import masks_beside, open_loss_mask
@@ -36,7 +35,7 @@ from .redactions.opening import (
     warn_of_delimiters,
 )
 from .redactions.replacements import Replacements
-from .shared.scan import scan_once
+from .shared_scan import scan_once
 from .sources import DatasetSource
 from .sources.manifest import ManifestSplit, require_listed
 
@@ -65,7 +64,7 @@ class PlaneOptions:
 
     loss_masks: paths of masks, one for each file; none: those beside the files.  delimiters: tokens
     that separate documents, where the format knows nothing of them.  cache_dir: folder for the
-    borders of documents; None: beside the files.  redactions: path of the list of redacted tokens;
+    indices of documents; None: beside the files.  redactions: path of the list of redacted tokens;
     None: beside the files.
     """
 
@@ -89,8 +88,8 @@ def open_dataset(
 
     Tokens that are narrowed before they are served are all scanned, unless vocab_size is known.
     planes: where its planes are; by default beside the files.
-    share: whether to use the scan of another process of this machine (`scan_once`).  stopped:
-    whether to stop reading, which raises InvalidCorpus.
+    share: whether to use the scan (`scan_once`) and the indices of other processes of this machine.
+    stopped: whether to stop reading, which raises InvalidCorpus.
     Raises: InvalidCorpus, with the file, the problem and the cure.
     """
     if source.split is not None:
@@ -112,18 +111,18 @@ def open_dataset(
             # What replaces tokens need not look like any; those before did.
             require_plausible(store, options.format is not None)
         if masks:
-            dataset.loss_mask = open_loss_mask(store, masks, storing, stopped)
-            store.add_plane(dataset.loss_mask)
-        dataset.borders = borders_of(
+            dataset.add_plane_files(open_loss_mask(store, masks, storing, stopped))
+        dataset.document_starts = document_starts_of(
             store,
             planes.delimiters,
             planes.cache_dir,
             fingerprint=dataset.fingerprint,
             vocab_size=checks.vocab_size,
+            share=share,
             stopped=stopped,
         )
-        if dataset.borders is not None:
-            store.add_plane(dataset.borders)
+        if dataset.document_starts is not None:
+            store.add_plane(dataset.document_starts)
         delimiters = used_delimiters(store, planes.delimiters)
         if dataset.redactions is not None:
             warn_of_delimiters(store.name, dataset.redactions, delimiters.options.values())
@@ -132,7 +131,7 @@ def open_dataset(
             return dataset  # whose rows are those of the files
         dataset.rows = RowIndices(
             store,
-            dataset.borders,
+            dataset.document_starts,
             delimiters.end,
             planes.cache_dir,
             dataset.fingerprint,
@@ -161,7 +160,7 @@ def dataset_of(
     the list of redacted tokens; None if there can be none.
     """
     listed = None if redactions is None else read_list(redactions)
-    read = read_as_erased(store, store.read, listed)
+    read = read_as_erased(store, store.files.read, listed)
     scan = partial(scan_content, store, checks, read)
     checked = (checks, listed and listed.erasure and listed.erasure.fingerprint)
     found = scan_once(store, checked, scan, stopped) if share else scan(stopped)
@@ -169,7 +168,7 @@ def dataset_of(
     if redactions is not None:
         found, lists = opened_lists(redactions, listed, store, found, checks.vocab_size)
         replacements = Replacements(lists)
-        store.allow_replacement(replacements.is_erased_file)
+        store.files.allow_replacement(replacements.is_erased_file)
         for erased in listed.erasure.files if listed is not None and listed.erasure else ():
             replacements.check_served(store, erased.file)
     if not found.digest and split is None:
@@ -207,16 +206,17 @@ def log_opened(dataset: Dataset) -> None:
         store.stored.name,
         store.dtype.name,
         dataset.fingerprint.hex(),
-        store.kind,
+        store.files.kind,
         dataset.why_store,
     )
-    if (mask := dataset.loss_mask) is not None:
+    for plane in dataset.plane_files:
         _LOG.info(
-            "loss mask opened dataset=%s files=%d first=%s read=%s",
+            "%s opened dataset=%s files=%d first=%s read=%s",
+            plane.name,
             dataset.name,
-            mask.file_count,
-            log_safe_name(mask.store.shards[0].path),
-            mask.store.kind,
+            plane.file_count,
+            log_safe_name(plane.store.shards[0].path),
+            plane.store.files.kind,
         )
     if dataset.redactions is not None:
         log_lists(store, dataset.redactions)

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidCorpus
 
 from ..runtime.exceptions import log_safe_name
+from ..storage.bytes import StoredShard
 from ..storage.formats import datatrove, olmo, raw
-from ..storage.store import StoredShard, TokenStore
+from ..storage.options import FORMAT, LOSS_MASK
+from ..storage.store import TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")
 _SHARDS_MAX = 64
@@ -67,8 +69,8 @@ def require_plausible(store: TokenStore, format_is_given: bool) -> None:
         )
     if flags and others and not format_is_given:
         problem = "holds nothing but 0 and 1 in all that was looked at, as a mask does, and other "
-        problem += "files of the dataset hold tokens; leave it out, or pass it as --loss-mask"
-        raise InvalidCorpus(flags[0], problem)
+        problem += f"files of the dataset hold tokens; leave it out, or pass it as {LOSS_MASK}"
+        raise InvalidCorpus(flags[0], problem, LOSS_MASK)
 
 
 def _samples(store: TokenStore, index: int) -> Iterator[bytes]:
@@ -76,7 +78,7 @@ def _samples(store: TokenStore, index: int) -> Iterator[bytes]:
     layout = store.shards[index].layout
     middle = layout.token_count // 2 * layout.dtype.itemsize
     for first in sorted({0, middle if layout.content_bytes > _SAMPLE_BYTES else 0}):
-        yield store.read(index, first, min(_SAMPLE_BYTES, layout.content_bytes - first))
+        yield store.files.read(index, first, min(_SAMPLE_BYTES, layout.content_bytes - first))
 
 
 def _require_tokens(shard: StoredShard, content: bytes, tokens: npt.NDArray[np.integer]) -> None:
@@ -90,8 +92,9 @@ def _require_tokens(shard: StoredShard, content: bytes, tokens: npt.NDArray[np.i
         elif tokens.dtype.itemsize == 2 and _is_noise(tokens.view("<u2")):
             found = "bytes like those of a compressed file"
     if found:
-        problem = f"has no known header, and holds {found}; pass --format raw if it is tokens"
-        raise InvalidCorpus(shard.path, problem)
+        option = FORMAT.to("raw")
+        problem = f"has no known header, and holds {found}; pass {option} if it is tokens"
+        raise InvalidCorpus(shard.path, problem, option)
 
 
 def _floats(content: bytes) -> str:

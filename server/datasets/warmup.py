@@ -17,7 +17,8 @@ from tokenfeed.errors import CorpusChanged, Unreadable
 
 from ..runtime.exceptions import log_exception, log_safe_name
 from ..runtime.process import memory_limit
-from ..storage.store import Piece, TokenStore
+from ..storage.bytes import Piece
+from ..storage.store import TokenStore
 from .content import InOrder, read_in_turn
 from .dataset import Dataset
 
@@ -53,7 +54,7 @@ class WarmUp:
         or could not be.
         """
         done_bytes = self._done_bytes.get(store)
-        return None if done_bytes is None else done_bytes / max(1, store.memory_bytes)
+        return None if done_bytes is None else done_bytes / max(1, store.files.memory_bytes)
 
     def close(self) -> None:
         """End the thread, or abandon it if it waits for a disk. May be called twice."""
@@ -74,7 +75,7 @@ class WarmUp:
             for store in chosen:
                 reading = InOrder(store)
                 add = reading.add if store in unknown else None
-                if self._warm(store, add) == store.memory_bytes:
+                if self._warm(store, add) == store.files.memory_bytes:
                     preloaded[store] = reading
         except Exception:  # noqa: BLE001 - the server works without a warm-up
             log_exception(logging.ERROR, "warm-up failed")
@@ -100,7 +101,7 @@ class WarmUp:
                 add(piece)
 
         done_bytes = warm(store, self._closed.is_set, on_piece)
-        if done_bytes < store.memory_bytes:
+        if done_bytes < store.files.memory_bytes:
             del self._done_bytes[store]
         return done_bytes
 
@@ -114,28 +115,28 @@ class WarmUp:
 
 
 def _chosen(datasets: Sequence[Dataset], bytes_max: int) -> list[TokenStore]:
-    """Return the stores to preload: tokens, and loss masks where they leave room. Masks are
-    smaller, but some clients do without them.
+    """Return the stores to preload: tokens, and planes where they leave room: some clients do
+    without them.
     """
     tokens = fitting([dataset.store for dataset in datasets], bytes_max)
-    left_bytes = bytes_max - sum(store.memory_bytes for store in tokens)
-    masks = [dataset.loss_mask.store for dataset in datasets if dataset.loss_mask is not None]
-    return tokens + fitting(masks, left_bytes)
+    left_bytes = bytes_max - sum(store.files.memory_bytes for store in tokens)
+    planes = [plane.store for dataset in datasets for plane in dataset.plane_files]
+    return tokens + fitting(planes, left_bytes)
 
 
 def fitting(stores: Sequence[TokenStore], bytes_max: int) -> list[TokenStore]:
     """Return the stores that fit into bytes_max together, the smallest first; log the others."""
     chosen = []
     left_bytes = bytes_max
-    for store in sorted(stores, key=lambda store: store.memory_bytes):
-        if store.memory_bytes <= left_bytes:
-            left_bytes -= store.memory_bytes
+    for store in sorted(stores, key=lambda store: store.files.memory_bytes):
+        if store.files.memory_bytes <= left_bytes:
+            left_bytes -= store.files.memory_bytes
             chosen.append(store)
         else:
             _LOG.info(
                 "warm-up skipped dataset=%s bytes=%d available=%d",
                 store.name,
-                store.memory_bytes,
+                store.files.memory_bytes,
                 left_bytes,
             )
     return chosen
@@ -151,13 +152,13 @@ def warm(
     on_piece: called with each piece.  Ends early once stopped() is true, or if the store has failed
     or cannot be read. Logs the start and the end.
     """
-    size_bytes = store.memory_bytes
+    size_bytes = store.files.memory_bytes
     _LOG.info("warm-up started dataset=%s bytes=%d", store.name, size_bytes)
     began = time.monotonic()
     done_bytes = 0
     reason = "complete"
     try:
-        for piece in store.bring_in():
+        for piece in store.files.bring_in():
             done_bytes = piece.done_bytes
             if on_piece:
                 on_piece(piece)
@@ -195,7 +196,7 @@ def take_digest(
     if stopped() or not reading.is_complete:
         return "the server was stopped"
     # Compare more than the modification times, which can be set back.
-    if not store.unchanged_since(reading.facts, stopped):
+    if not store.files.unchanged_since(reading.facts, stopped):
         return "the server was stopped" if stopped() else "its files changed"
     content_digest = reading.digest()
     found = dataset.original_digest(content_digest)
@@ -204,11 +205,11 @@ def take_digest(
         _LOG.info("digest unknown dataset=%s: %s", dataset.name, problem)
         return ""
     dataset.digest = found
-    kept = sidecar = log_safe_name(store.digest_path)
+    kept = path = log_safe_name(store.digest_path)
     try:
         store.keep_digest(content_digest)
     except OSError as error:
-        kept = f"in memory only: {sidecar} cannot be written: {error.strerror}"
+        kept = f"in memory only: {path} cannot be written: {error.strerror}"
     _LOG.info(
         "digest dataset=%s sha256=%s seconds=%.1f kept=%s",
         dataset.name,

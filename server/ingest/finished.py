@@ -17,7 +17,7 @@ from ..datasets.opening import TokenChecks, open_dataset
 from ..datasets.sources import DatasetSource
 from ..datasets.sources.manifest import NAME as MANIFEST
 from ..datasets.sources.manifest import VERSION
-from ..storage.files import open_file
+from ..storage.door import open_file
 from ..storage.formats import FormatOptions
 from ..storage.formats.document_ids import ids_path
 from .job import Checkpoint, Job

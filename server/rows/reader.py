@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,11 @@ from tokenfeed.sampling.plan import PLAN_ROWS
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.wire.frame import rows_per_frame
 from tokenfeed.wire.request import AnyRequest
-from tokenfeed.wire.row_block import Plane
+from tokenfeed.wire.row_block import Plane, RowBlock
 
 from ..datasets.redactions.redacted_rows import are_same
-from ..storage.store import EXCHANGES, READ_AHEAD_BYTES, RowStore
+from ..storage.bytes import EXCHANGES
+from ..storage.store import READ_AHEAD_BYTES, RowStore
 from .lookahead import LookaheadPlan
 
 _CURRENT_SECONDS = 0.5
@@ -47,11 +48,19 @@ class Target(Protocol):
 AnyTarget = TypeVar("AnyTarget", bound=Target)
 
 
+class _Memory(NamedTuple):
+    """New memory of all rows, and their planes."""
+
+    rows: slice
+    tokens: npt.NDArray[np.unsignedinteger]
+    planes: tuple[Plane, ...]
+
+
 class RowReader:
     """The rows of a request. Of one thread.
 
     row: the rank's row that comes next.  end_row: the end of the request.  row_bytes: of the tokens
-    of a row.
+    of a row.  waits: whether the rows that were taken last are not at hand.
     """
 
     def __init__(self, request: AnyRequest, store: RowStore, wrap: Callable[[], RowStore]) -> None:
@@ -64,6 +73,8 @@ class RowReader:
         self.row = self._advised_row = request.first_row
         self.end_row = request.end_row
         self.row_bytes = request.stream.row_tokens * store.dtype.itemsize
+        self.waits = False
+        self._began_at = time.monotonic()
         self._store = store
         self._wrap = wrap
         self._rows = self._wrapped()
@@ -78,24 +89,33 @@ class RowReader:
         """The type of the tokens, uint16 or uint32."""
         return self._store.dtype
 
-    @property
-    def cold(self) -> bool:
-        """Whether reads seem to wait for the disk or the network."""
-        return self._store.cold
-
-    def take(self, rows_max: int) -> Spans:
+    def take(self, rows_max: int, *, may_be_fewer: bool = False) -> Spans:
         """Return the spans of the next rows: rows_max, or what is left. They may be used until the
         next call.
+
+        may_be_fewer: whether to return only those that are at hand, if some are and others are not.
         """
         first, end = self.row, min(self.row + rows_max, self.end_row)
         ahead = end + self._rows_ahead
-        if self._store.cold:
-            self._store.advise(self._plan.rows(self._advised_row, ahead), self.request.planes)
-        self._advised_row = min(ahead, self.end_row)
-        spans = self._plan.rows(first, end)
+        spans, self.waits = self._plan.rows(first, end), self._store.cold
+        if self.waits:
+            advised = self._plan.rows(self._advised_row, ahead)
+            self._store.advise(advised, self.request.planes, self._due_seconds(first))
+            count = self._store.ready_count(spans, self.request.planes) if may_be_fewer else 0
+            if count:
+                spans, end, self.waits = spans[:count], first + count, False
+        self._advised_row = max(self._advised_row, min(ahead, self.end_row))
         self._plan.discard_before(end)
         self.row = end
         return spans
+
+    def _due_seconds(self, row: int) -> float:
+        """Return when the first row that is not advised yet is needed, at the pace so far."""
+        taken = row - self.request.first_row
+        if not taken:
+            return 0.0
+        seconds = time.monotonic() - self._began_at
+        return max(0, self._advised_row - row) * seconds / taken
 
     def fill(
         self,
@@ -127,6 +147,18 @@ class RowReader:
             if are_same(self._rows, rows):
                 return found
 
+    def read(self, spans: Spans) -> RowBlock:
+        """Return rows in new arrays, those before the first one that needs deleted tokens.
+
+        spans: the last ones of those that were taken.
+        Raises: Deleted if that row is the first of them; CorpusChanged, Unreadable.
+        """
+        block, deleted = self.before_deleted(spans, self.row - len(spans), self._read)
+        if block is None:
+            assert deleted is not None
+            raise deleted
+        return block
+
     def before_deleted(
         self, spans: Spans, row: int, read: Callable[[Spans], Found]
     ) -> tuple[Found | None, Deleted | None]:
@@ -146,6 +178,14 @@ class RowReader:
         # More of these rows may be deleted by now.
         found, earlier = self.before_deleted(spans[:count], row, read)
         return found, earlier or deleted
+
+    def _read(self, spans: Spans) -> RowBlock:
+        def memory(planes: tuple[Plane, ...]) -> tuple[_Memory]:
+            tokens = np.empty((len(spans), spans.row_tokens), dtype=self.dtype)
+            return (_Memory(slice(0, len(spans)), tokens, planes),)
+
+        (found,) = self.fill(spans, memory)
+        return RowBlock(found.tokens, found.planes)
 
     def _wrapped(self) -> RowStore:
         self._exchanges = EXCHANGES.count

@@ -1,17 +1,36 @@
-"""Datasets by name: a request of their rows is checked, and gets its reader."""
+"""Datasets by name: they are described, and a request of their rows is checked and gets its
+reader.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, NotFound, listed, shortened
+from tokenfeed.sampling import orders
+from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import require_windows
-from tokenfeed.stream.planes import REDACTED
+from tokenfeed.stream.position import (
+    BATCH_BYTES_MAX,
+    BATCH_SIZE_MAX,
+    SAMPLE_END,
+    WORLD_SIZE_MAX,
+    require_range,
+)
+from tokenfeed.stream.stage import Source
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.piece_planes import OF_PIECES
-from tokenfeed.wire.request import AnyRequest, Expected, require_within
+from tokenfeed.wire.frame import ROW_BYTES_MAX
+from tokenfeed.wire.request import (
+    CONTRACT_REVISION,
+    AnyRequest,
+    Expected,
+    require_understood,
+    require_within,
+)
 
 from ..datasets.dataset import Dataset
 from ..datasets.provenance.expected import require_stream
@@ -40,17 +59,25 @@ class ServedDatasets:
     def __init__(
         self,
         datasets: Mapping[str, Dataset],
-        limits: pb.Limits,
         *,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        request_bytes_max: int = 0,
         place: str = "this server",
         state: str = "served here",
     ) -> None:
-        """datasets: by their names, at least one.  limits: of requests.  place, state: words of
+        """datasets: by their names, at least one.  batch_bytes_max: larger batches are refused.
+        request_bytes_max: the limit of the listener; 0 if there is none.  place, state: words of
         errors, "this server has several", "is not served here".
         """
         self.by_name = datasets
         self.redactor = Redactor()
-        self._limits = limits
+        self._limits = pb.Limits(
+            batch_size_max=BATCH_SIZE_MAX,
+            batch_bytes_max=batch_bytes_max,
+            world_size_max=WORLD_SIZE_MAX,
+            request_bytes_max=request_bytes_max,
+            row_bytes_max=ROW_BYTES_MAX,
+        )
         self._place = place
         self._state = state
         self._mixed = lru_cache(_MIXTURES_KEPT)(self._mix)
@@ -66,14 +93,54 @@ class ServedDatasets:
             raise InvalidRequest("dataset", f"is missing; {self._place} has several: {names}")
         return next(iter(self.by_name.values()))
 
+    def describe(
+        self,
+        request: pb.DescribeRequest,
+        document_rows: Callable[[Dataset, RowsKey], pb.OrderRows] = lambda dataset, key: (
+            dataset.document_rows(key)
+        ),
+    ) -> pb.DescribeResponse:
+        """Answer Describe.
+
+        document_rows: returns what is known of the rows of an order over documents.
+        Raises: TokenfeedError.
+        """
+        require_understood(request)
+        names = (
+            [self.named(request.dataset).name]
+            if request.dataset
+            else sorted(self.by_name, key=str.encode)
+        )
+        context_length = request.context_length if request.HasField("context_length") else None
+        if context_length is not None:
+            require_range("context_length", context_length, 1, SAMPLE_END)
+        described = [self.by_name[name].described(context_length) for name in names]
+        if request.order or request.long_documents:
+            key = _rows_key(request, names)
+            described[0].rows.append(document_rows(self.by_name[names[0]], key))
+        return pb.DescribeResponse(
+            datasets=described,
+            orders=orders.ORDERS,
+            limits=self._limits,
+            server_version=__version__,
+            contract_revisions=[CONTRACT_REVISION],
+            server_time_ms=time.time_ns() // 1_000_000,
+        )
+
     def checked(self, request: AnyRequest, expected: Expected) -> Checked:
         """Check a request of one stage, but for its planes and redactions.  Raises:
         TokenfeedError.
         """
-        datasets, store = self._rows_of(request)
+        stream = request.stream
+        datasets = [self.named(source.dataset) for source in stream.sources]
+        store: RowStore = datasets[0].store
+        if len(datasets) > 1:
+            have_pieces = tuple(source.reads_documents for source in stream.sources)
+            store = self._mixed(tuple(dataset.name for dataset in datasets), have_pieces)
         store.require_intact()
-        self._require_rows(request, store)
-        return Checked(datasets, store, require_stream(request.stream, expected, datasets))
+        require_windows(stream, store.shapes)
+        require_within(request, self._limits, store.dtype.itemsize)
+        return Checked(datasets, store, require_stream(stream, expected, datasets))
 
     def reader(
         self, request: AnyRequest, datasets: Sequence[Dataset], store: RowStore
@@ -86,32 +153,23 @@ class ServedDatasets:
         wrap = partial(self.redactor.wrap, store, datasets, request.stream, request.planes)
         return RowReader(request, store, wrap)
 
-    def reader_of_part(self, request: AnyRequest) -> RowReader:
-        """Return the reader of a part of a stream that was checked as a whole: another part may
-        have planes that no source of this one has.
-
-        Raises: InvalidRequest if no file is long enough; NotFound; StreamMismatch if a list of
-        redactions is missing; LimitExceeded.
-        """
-        datasets, store = self._rows_of(request, may_lack_planes=True)
-        self._require_rows(request, store)
-        return self.reader(request, datasets, store)
-
-    def _rows_of(
-        self, request: AnyRequest, *, may_lack_planes: bool = False
-    ) -> tuple[Sequence[Dataset], RowStore]:
-        stream = request.stream
-        datasets = [self.named(source.dataset) for source in stream.sources]
-        of_pieces = OF_PIECES if stream.reads_documents else ()
-        has_planes = {*request.planes} <= {REDACTED, *datasets[0].store.planes, *of_pieces}
-        if len(datasets) == 1 and (has_planes or not may_lack_planes):
-            return datasets, datasets[0].store
-        have_pieces = tuple(source.reads_documents for source in stream.sources)
-        return datasets, self._mixed(tuple(dataset.name for dataset in datasets), have_pieces)
-
-    def _require_rows(self, request: AnyRequest, store: RowStore) -> None:
-        require_windows(request.stream, store.shapes)
-        require_within(request, self._limits, store.dtype.itemsize)
-
     def _mix(self, names: tuple[str, ...], have_pieces: tuple[bool, ...]) -> MixedStore:
         return MixedStore([self.by_name[name].store for name in names], have_pieces)
+
+
+def _rows_key(request: pb.DescribeRequest, names: Sequence[str]) -> RowsKey:
+    """Return the rows of the order over documents that a request names.  names: of its datasets.
+
+    Raises: InvalidRequest, NotFound.
+    """
+    if not request.order:
+        raise InvalidRequest("long_documents", "is set, but no order over documents is named")
+    order = orders.find(request.order)
+    source = Source(names[0], order, 0, long_documents=request.long_documents)
+    if not source.reads_documents:
+        raise InvalidRequest("order", f"{order.NAME} is not over documents; omit it")
+    if len(names) > 1:
+        raise InvalidRequest("dataset", "is missing; an order over documents is of one dataset")
+    if not request.HasField("context_length"):
+        raise InvalidRequest("context_length", f"is missing; {order.NAME} depends on it")
+    return RowsKey(order.NAME, request.context_length, source.long_documents)

@@ -17,6 +17,25 @@ from ..rows.reader import RowReader
 from .admission import Connection
 from .fair_scheduler import FairScheduler
 
+WAITS_AT_ONCE = 64
+"""Streams that wait for the disk or the network, or that retry a read. More would not be faster,
+but each needs memory for a frame; streams whose rows are at hand do not wait for them."""
+
+
+class Schedulers(NamedTuple):
+    """Whose turn it is among the streams of a dataset.
+
+    running: of those whose rows are at hand.  waiting: of those that wait for them.
+    """
+
+    running: FairScheduler
+    waiting: FairScheduler
+
+    @classmethod
+    def of_dataset(cls) -> Schedulers:
+        """Return new ones."""
+        return cls(FairScheduler(), FairScheduler(WAITS_AT_ONCE, WAITS_AT_ONCE))
+
 
 class MadeFrame(NamedTuple):
     """A frame, and what it holds.
@@ -37,13 +56,13 @@ class FrameProducer:
     """Encodes the frames of a request.
 
     datasets: names of the dataset of each source.  reader: of its rows.  shared: what all its
-    frames have in common.  scheduler: shared by all streams of the same store.
+    frames have in common.  schedulers: shared by all streams of the same store.
     """
 
     datasets: Sequence[str]
     reader: RowReader
     shared: frame.Frames
-    scheduler: FairScheduler
+    schedulers: Schedulers
 
     @property
     def request(self) -> AnyRequest:
@@ -59,10 +78,12 @@ class FrameProducer:
         reader = self.reader
         while reader.row < reader.end_row:
             row = reader.row
-            frame_bytes = self.scheduler.cap_frame_bytes(
+            frame_bytes = self.schedulers.running.cap_frame_bytes(
                 connection.frame_bytes, connection.sent_bytes, connection.calls
             )
-            spans = reader.take(frame.rows_per_frame(frame_bytes, reader.row_bytes))
+            rows_max = frame.rows_per_frame(frame_bytes, reader.row_bytes)
+            # A frame has the rows that are at hand before it waits for others.
+            spans = reader.take(rows_max, may_be_fewer=True)
             made, deleted = reader.before_deleted(
                 spans, row, partial(self._frames, row, connection)
             )
@@ -80,13 +101,15 @@ class FrameProducer:
         """Return rows as frames, nearly always one.  row: the rank's row that is the first."""
         # A stream that waits for the disk, or that retries a read, must not hold a slot: other
         # streams could not wait for the disk at the same time.
-        if not self.reader.cold:
+        starts = not connection.sent_bytes
+        if not self.reader.waits:
             try:
-                with self.scheduler.slot(connection.peer, starts=not connection.sent_bytes):
+                with self.schedulers.running.slot(connection.peer, starts=starts):
                     return self._encoded(row, spans, patient=False)
             except Unreadable:
                 pass
-        return self._encoded(row, spans, patient=True)
+        with self.schedulers.waiting.slot(connection.peer, starts=starts):
+            return self._encoded(row, spans, patient=True)
 
     def _encoded(self, row: int, spans: Spans, *, patient: bool) -> list[MadeFrame]:
         dtype, row_source = self.reader.dtype, spans.row_source

@@ -76,7 +76,7 @@ class Health:
         """Publish the current status. The name "" stands for the server itself, which is SERVING
         as long as at least one dataset is.
         """
-        intact = {name: not dataset.store.failed for name, dataset in self._datasets.items()}
+        intact = {name: not dataset.store.files.failed for name, dataset in self._datasets.items()}
         self._publish(
             {
                 name: _STATUS.SERVING if healthy else _STATUS.NOT_SERVING

@@ -15,26 +15,19 @@ from typing import TypeVar
 
 import grpc
 
-from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, StreamMismatch, listed
-from tokenfeed.sampling import orders
-from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.stream.identity import stage_plane_fingerprint
 from tokenfeed.stream.planes import KINDS, LOSS_MASK, NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
-from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
-from tokenfeed.stream.stage import Source
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import (
     CLIENT_NAME_MAX,
-    CONTRACT_REVISION,
     AnyRequest,
     Expected,
     Hints,
     from_message,
     from_rows_message,
-    require_understood,
 )
 
 from ..datasets.dataset import Dataset
@@ -42,8 +35,7 @@ from ..datasets.provenance.expected import require_expected
 from ..rows.served import ServedDatasets
 from .activity import Activity, Caller
 from .admission import AdmissionControl, abort_on_error, parse_message
-from .fair_scheduler import FairScheduler
-from .frame_producer import FrameProducer
+from .frame_producer import FrameProducer, Schedulers
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -66,21 +58,16 @@ class TokenFeed:
         request_bytes_max: int,
     ) -> None:
         """calls, describe_calls: admit calls of rows, and Describe.  activity: counts frames.
-        batch_bytes_max: larger batches are refused.  request_bytes_max: the limit of the listener.
+        batch_bytes_max, request_bytes_max: as for ServedDatasets.
         """
-        self._schedulers = {name: FairScheduler() for name in datasets}
-        self._mixture_scheduler = FairScheduler()
+        # Of each dataset, and of mixtures: one whose storage hangs keeps no other one waiting.
+        self._schedulers = {name: Schedulers.of_dataset() for name in (*datasets, "")}
         self._calls = calls
         self._describe_calls = describe_calls
         self._activity = activity
-        self._limits = pb.Limits(
-            batch_size_max=BATCH_SIZE_MAX,
-            batch_bytes_max=batch_bytes_max,
-            world_size_max=WORLD_SIZE_MAX,
-            request_bytes_max=request_bytes_max,
-            row_bytes_max=frame.ROW_BYTES_MAX,
+        self.datasets = ServedDatasets(
+            datasets, batch_bytes_max=batch_bytes_max, request_bytes_max=request_bytes_max
         )
-        self.datasets = ServedDatasets(datasets, self._limits)
 
     @property
     def is_streaming(self) -> bool:
@@ -119,7 +106,8 @@ class TokenFeed:
         calls = self._describe_calls
         with abort_on_error(context, calls.counts), calls.admit(context) as call:
             message = calls.request(call, messages)
-            return self._describe(parse_message(pb.DescribeRequest, message)).SerializeToString()
+            request = parse_message(pb.DescribeRequest, message)
+            return self.datasets.describe(request).SerializeToString()
         return b""
 
     def _send_rows(
@@ -155,47 +143,9 @@ class TokenFeed:
         planes = _planes(datasets, request, expected)
         frames = frame.Frames(request.stream.row_tokens, request.position, identity, planes)
         names = [dataset.name for dataset in datasets]
-        scheduler = self._schedulers[names[0]] if len(names) == 1 else self._mixture_scheduler
+        schedulers = self._schedulers[names[0] if len(names) == 1 else ""]
         reader = self.datasets.reader(request, datasets, store)
-        return FrameProducer(names, reader, frames, scheduler)
-
-    def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
-        require_understood(request)
-        names = (
-            [self.datasets.named(request.dataset).name]
-            if request.dataset
-            else sorted(self.datasets.by_name, key=str.encode)
-        )
-        context_length = request.context_length if request.HasField("context_length") else None
-        if context_length is not None:
-            require_range("context_length", context_length, 1, SAMPLE_END)
-        described = [self.datasets.by_name[name].described(context_length) for name in names]
-        if request.order or request.long_documents:
-            described[0].rows.append(self._document_rows(request, names))
-        return pb.DescribeResponse(
-            datasets=described,
-            orders=orders.ORDERS,
-            limits=self._limits,
-            server_version=__version__,
-            contract_revisions=[CONTRACT_REVISION],
-            server_time_ms=time.time_ns() // 1_000_000,
-        )
-
-    def _document_rows(self, request: pb.DescribeRequest, names: Sequence[str]) -> pb.OrderRows:
-        """Return the rows of the order over documents that a request names."""
-        if not request.order:
-            raise InvalidRequest("long_documents", "is set, but no order over documents is named")
-        order = orders.find(request.order)
-        source = Source(names[0], order, 0, long_documents=request.long_documents)
-        if not source.reads_documents:
-            raise InvalidRequest("order", f"{order.NAME} is not over documents; omit it")
-        if len(names) > 1:
-            raise InvalidRequest("dataset", "is missing; an order over documents is of one dataset")
-        if not request.HasField("context_length"):
-            raise InvalidRequest("context_length", f"is missing; {order.NAME} depends on it")
-        return self.datasets.by_name[names[0]].document_rows(
-            RowsKey(order.NAME, request.context_length, source.long_documents)
-        )
+        return FrameProducer(names, reader, frames, schedulers)
 
 
 def _hints_of_rows(message: pb.GetRowsRequest) -> Hints:

@@ -19,8 +19,8 @@ from .cache_folder import cache_folder
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-SCAN_SUFFIX, ROWS_SUFFIX = ".scan.json", ".rows.lock"
-"""Of the files of locks."""
+SCAN_SUFFIX, INDEX_SUFFIX, LOCK_SUFFIX = ".scan.json", ".index", ".index.lock"
+"""Of the files of locks, and of what is kept beside them."""
 _WAIT_SECONDS = 60.0
 """Another process that has not got on for this long may have stopped: then this one works too."""
 _TOUCH_SECONDS = 1.0
@@ -39,10 +39,11 @@ def _touch(descriptor: int) -> None:
 class Lock:
     """A file that is locked.
 
-    descriptor: of the file, whose content is the holder's.  was_waited_for: whether another process
-    held it.
+    path, descriptor: of the file, whose content is the holder's.  was_waited_for: whether another
+    process held it.
     """
 
+    path: str
     descriptor: int
     was_waited_for: bool
 
@@ -67,11 +68,12 @@ def locked(what: str, name: str, stopped: Callable[[], bool]) -> Iterator[Lock |
 
     what: is shared, for the log.  name: of the file.  stopped: whether to wait no longer.
     """
-    descriptor = _open(name)
-    if descriptor is None:
+    opened = _open(name)
+    if opened is None:
         _LOG.info("%s not shared: no folder for it can be written", what)
         yield None
         return
+    path, descriptor = opened
     with open(descriptor, "r+b", buffering=0):
         is_free = _has_locked(descriptor)
         is_locked = is_free or _await_lock(descriptor, stopped)
@@ -83,7 +85,7 @@ def locked(what: str, name: str, stopped: Callable[[], bool]) -> Iterator[Lock |
         if is_locked:
             _touch(descriptor)  # it is in use, and its new holder gets on
         try:
-            yield Lock(descriptor, not is_free) if is_locked else None
+            yield Lock(path, descriptor, not is_free) if is_locked else None
         finally:
             # Explicitly: a fork that was made meanwhile has this descriptor too.
             with suppress(OSError):
@@ -124,18 +126,19 @@ def _has_locked(descriptor: int) -> bool:
         return False
 
 
-def _open(name: str) -> int | None:
-    """Return the descriptor of a file in the first folder that is this user's own, and in which
-    files can be locked.
+def _open(name: str) -> tuple[str, int] | None:
+    """Return the path and the descriptor of a file in the first folder that is this user's own, and
+    in which files can be locked.
     """
     for folder in _folders():
         with suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         if not _is_own(folder):
             continue
+        path = os.path.join(folder, name)
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(os.path.join(folder, name), flags, 0o600)
+            descriptor = os.open(path, flags, 0o600)
         except OSError:
             continue
         try:
@@ -143,18 +146,21 @@ def _open(name: str) -> int | None:
         except OSError:
             os.close(descriptor)
         else:
-            return descriptor
+            return path, descriptor
     return None
 
 
 def remove_unused() -> None:
-    """Remove the files of locks that were not used for long."""
+    """Remove the files of locks, and what is beside them, that were not used for long."""
     end = time.time() - _KEPT_SECONDS
     for folder in filter(_is_own, _folders()):
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                unused = entry.stat(follow_symlinks=False).st_mtime < end
-                if unused and entry.name.endswith((SCAN_SUFFIX, ROWS_SUFFIX)):
+                # What is beside a lock is as old as the last look at the lock.
+                lock_path = entry.path.removesuffix(INDEX_SUFFIX) + LOCK_SUFFIX
+                used = lock_path if entry.name.endswith(INDEX_SUFFIX) else entry.path
+                unused = os.stat(used, follow_symlinks=False).st_mtime < end
+                if unused and entry.name.endswith((SCAN_SUFFIX, INDEX_SUFFIX, LOCK_SUFFIX)):
                     os.unlink(entry.path)
 
 

@@ -1,15 +1,18 @@
 """Where the tokens of a dataset are stored: a `TokenStore` for each dataset.
 
-    store.py       the interface of every store
-    choice.py      which store a dataset gets, and why
-    formats/       where the tokens are in a file: one module per format
-    local/         files on this machine's file systems
-    borders/       where documents begin, as a plane
-    rows/          rows of pieces of documents, for packed-1 and padded-1
-    kept/          the files of both: written once, found again
-    narrowing.py   stored tokens -> served tokens of fewer bytes
-    halves.py      detects uint32 tokens that were read as uint16
-    files.py       opened files, as the formats read them
+    store.py         rows of spans out of the bytes of files, and planes beside them
+    bytes.py         the bytes of the files of a dataset: the interface of every storage
+    door.py          finds and opens files: the other interface
+    local/           both for the file systems of this machine
+    opened_file.py   an opened file, as the formats read it
+    layout.py        where its tokens and documents are
+    formats/         finds that out: one module per format
+    documents/       where documents begin, and the rows of packed-1 and padded-1: indices that are
+                     found beside the tokens, or made
+    digest_file.py   the digest of a corpus, beside its files
+    mixed_store.py   the stores of a mixture as one
+    narrowing.py     stored tokens -> served tokens of fewer bytes
+    halves.py        detects uint32 tokens that were read as uint16
 
-A new store is a package here, a line in choice.py, and a value of --read (WAYS in store.py).
+Another storage is a package here, with a door and with bytes, and a line in MODULES (door.py).
 """

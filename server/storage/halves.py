@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidCorpus
 
+from .options import DTYPE
 from .store import TokenStore
 
 StoredTokens = npt.NDArray[np.integer]
@@ -76,15 +77,17 @@ def require_no_halves(store: TokenStore, blocks: Iterable[Mapping[int, Halves]])
             shard = store.shards[index]
             dtype = "int32" if halves.negative else "uint32"
             dtype = "int64" if _has_empty_quarters(store, index) else dtype
+            wide, narrow = DTYPE.to(dtype), DTYPE.to("uint16")
             raise InvalidCorpus(
                 shard.path,
                 f"every second token is at most {_HIGH_HALF_MAX}: this looks like {dtype}. "
-                f"Pass --dtype {dtype}, or --dtype uint16 if it really is uint16",
+                f"Pass {wide}, or {narrow} if it really is uint16",
+                *(wide, narrow),
             )
 
 
 def _has_empty_quarters(store: TokenStore, index: int) -> bool:
     """Return whether the halves of wider tokens are themselves halves of 8-byte tokens."""
     layout = store.shards[index].layout
-    content = store.read(index, 0, min(1 << 16, layout.content_bytes // 8 * 8))
+    content = store.files.read(index, 0, min(1 << 16, layout.content_bytes // 8 * 8))
     return int(np.frombuffer(content, layout.dtype)[2::4].max(initial=0)) == 0

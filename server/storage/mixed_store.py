@@ -16,7 +16,7 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.wire.piece_planes import OF_PIECES
 from tokenfeed.wire.row_block import Plane
 
-from .local.joint_map import JointMap
+from .bytes import Joint
 from .store import TokenStore
 
 
@@ -32,7 +32,10 @@ class MixedStore:
         self.dtype: np.dtype[np.unsignedinteger] = max(
             (store.dtype for store in stores), key=lambda dtype: dtype.itemsize
         )
-        self._joint = JointMap.of(stores)
+        # The stores of a mixture are asked once, however many sources each is.
+        self._distinct = list(dict.fromkeys(self._stores))
+        self._joint = _joint_of(self._distinct)
+        self._first_files = np.array([store.files.first_file for store in stores], dtype=np.int64)
         self._used: Sequence[TokenStore] = self._stores
 
     @property
@@ -52,19 +55,33 @@ class MixedStore:
         for store in self._stores:
             store.require_intact()
 
-    def advise(self, spans: Spans, planes: Sequence[int] = ()) -> None:
+    def ready_count(self, spans: Spans, planes: Sequence[int] = ()) -> int | None:
+        """Like `TokenStore.ready_count`."""
+        found = len(spans)
+        for index, rows, own in self._by_source(spans):
+            if self._stores[index].cold:
+                had = [kind for kind in planes if self._has(index, kind)]
+                count = self._stores[index].ready_count(own, had)
+                if count is None:
+                    return None
+                if count < rows.size:
+                    found = min(found, int(rows[count]))
+        return found
+
+    def advise(self, spans: Spans, planes: Sequence[int] = (), due_seconds: float = 0.0) -> None:
         """Like `TokenStore.advise`. A source may lack a plane."""
         parts = list(self._by_source(spans))
         self._used = [self._stores[index] for index, _, _ in parts]
         for index, _, own in parts:
             if self._stores[index].cold:
-                self._stores[index].advise(own, [kind for kind in planes if self._has(index, kind)])
+                had = [kind for kind in planes if self._has(index, kind)]
+                self._stores[index].advise(own, had, due_seconds)
 
     def gather(
         self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger], patient: bool = True
     ) -> None:
         """Like `TokenStore.gather`."""
-        if self._joint is not None and spans.are_windows and self._joint.gather(spans, tokens):
+        if self._joint is not None and spans.are_windows and self._gather_joint(spans, tokens):
             self._used = [self._stores[index] for index in set(spans.source.tolist())]
             return
         for index, rows, own in self._by_source(spans):
@@ -90,6 +107,33 @@ class MixedStore:
             found.append(_scattered(kind, len(spans), had))
         return tuple(found)
 
+    def _gather_joint(self, spans: Spans, tokens: npt.NDArray[np.unsignedinteger]) -> bool:
+        """Write the rows of windows into tokens by one call, and return whether they can be
+        delivered. If not, the reason is not examined: gather them again from each store.
+        """
+        assert self._joint is not None
+        # Of any store: the extents of all of them are counted alike.
+        extents = self._stores[0].extents(spans)
+        extents = extents._replace(file=self._first_files[spans.source] + spans.shard)
+        waits = self._joint(extents, tokens.reshape(-1).view(np.uint8))
+        if waits is None:
+            return False
+        if waits:
+            self._observe(spans, waits)
+        # Last: if a store was closed meanwhile, other data may have been read.
+        return not any([store.files.failed for store in self._distinct])  # noqa: C419 - faster
+
+    def _observe(self, spans: Spans, waits: int) -> None:
+        """Record a gather that had to wait, for the stores whose rows are not in memory."""
+        used = sorted(set(spans.source.tolist()))
+        away = []
+        for index in used:
+            own = spans.select(np.flatnonzero(spans.source == index))
+            if not self._stores[index].files.seem_resident(self._stores[index].extents(own)):
+                away.append(index)
+        for index in away or used:
+            self._stores[index].files.observe(waits)
+
     def _has(self, index: int, kind: int) -> bool:
         """Return whether the rows of a source have a plane."""
         if self._have_pieces[index] and kind in OF_PIECES:
@@ -103,6 +147,15 @@ class MixedStore:
             rows = np.flatnonzero(source == index)
             own = spans.select(rows)
             yield index, rows, own if self._have_pieces[index] else own.as_windows()
+
+
+def _joint_of(stores: Sequence[TokenStore]) -> Joint | None:
+    """Return what gathers from all stores by one call; None unless all tokens are stored as they
+    are served, in one type, where one call may read.
+    """
+    kinds = {(store.files.joint, store.stored) for store in stores}
+    identical = all(store.narrowing.is_identity for store in stores)
+    return stores[0].files.joint if identical and len(kinds) == 1 else None
 
 
 def _scattered(

@@ -1,29 +1,31 @@
-"""The interface of every token store.
+"""The tokens of one dataset: rows of spans out of the bytes of its files, as they are served, and
+the planes beside them.
 
-The service, the dataset, the warm-up, `inspect` and `verify` use only this interface: no addresses
-and no descriptors. Sizes are in tokens; only the store knows how many bytes a row has.
+Sizes are in tokens; only the store knows how many bytes a row has. Where the bytes are, and whether
+they have changed, its `files` know (bytes.py).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.wire.piece_planes import OF_PIECES
 from tokenfeed.wire.row_block import Plane
 
-from .files import OpenFile
-from .formats import Layout, Stored
+from ..runtime.exceptions import log_safe_name
+from . import digest_file
+from .bytes import ByteArray, Bytes, Extents, StoredShard
+from .door import Storing, door_of, scheme_of
+from .formats import FormatOptions, Stored, read_layout
 from .narrowing import Narrowing
-
-# A disk reads 2 GiB at the same speed in pieces of 1 or 4 MiB (1.0 to 1.7 GB/s), with any
-# read_ahead_kb. 2 cores, 2026-11; docs/decisions/0006-warm-up.md.
-PIECE_BYTES = 1 << 20
 
 # The windows of the next 32 batches of 32 x 2048: enough for a disk to work on at once. 75 Mtok/s
 # with 2 MiB, 105 with 4, 95 with 8, 103 with 16 (spreads overlap). 2 cores, 2026-11;
@@ -31,91 +33,14 @@ PIECE_BYTES = 1 << 20
 READ_AHEAD_BYTES = 4 << 20
 
 WAYS = ("map", "pread")
-"""The values of --read: the kinds of stores of local files, which are in choice.py."""
-Submit = Callable[[Callable[[], None]], None]
-"""Calls a function, at once or in another thread."""
-SameContent = Callable[[], bool | None]
-"""Rereads a dataset.  Returns: whether its content is unchanged; None if it cannot be read now."""
-IsErasedFile = Callable[[int, Layout, OpenFile], bool]
-"""Returns whether a file is what an erasure of tokens has made of one of a store.  Takes: index and
-layout of that one, and the file in its place, of the same size.  Raises: InvalidCorpus."""
-CHANGED = "changed while it was served"
+"""The values of --read: ways to read local files, which are in local/choice.py."""
 WRONG_TOKEN = "has a token that cannot be served"
 """How the problem of a failed dataset begins, after its name."""
 
+_SCRATCH_BYTES = 1 << 20
+"""Tokens that are narrowed are read in parts of about this size."""
 
-class Exchanges:
-    """How often a file of this process was exchanged for one without its erased tokens."""
-
-    def __init__(self) -> None:
-        """Count from 0."""
-        self.count = 0
-        self._lock = threading.Lock()
-
-    def add(self) -> None:
-        """Count one that begins."""
-        with self._lock:
-            self.count += 1
-
-
-EXCHANGES = Exchanges()
-
-
-def run_inline(work: Callable[[], None]) -> None:
-    """Call a function at once; a Submit."""
-    work()
-
-
-class FileFacts(Protocol):
-    """What is known of a file, to detect a change; equal if nothing has changed."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Return its size."""
-
-    @property
-    def mtime_ns(self) -> int:
-        """Return when its content was last written, in nanoseconds since 1970."""
-
-    @property
-    def ctime_ns(self) -> int:
-        """Return when it was last changed, in nanoseconds since 1970."""
-
-
-class StoredShard(Protocol):
-    """One file of a store, as an operator sees it."""
-
-    @property
-    def path(self) -> str:
-        """Return its path, which errors name."""
-
-    @property
-    def layout(self) -> Layout:
-        """Return where its tokens are."""
-
-
-class Piece(NamedTuple):
-    """A part that has been preloaded into memory.
-
-    done_bytes: bytes that are in memory by now; bytes that are not tokens count as done, and need
-    not be read.  content: the tokens of the part as they are stored, in the order of the files and
-    without a gap, valid until the next piece is requested; None if they were preloaded without
-    being read.
-    """
-
-    done_bytes: int
-    content: memoryview | None = None
-
-
-class ReadCounts(NamedTuple):
-    """What a store has read since the start.
-
-    cold_reads: gathers that had to wait for storage.  advised_bytes: of which reading was started
-    ahead.
-    """
-
-    cold_reads: int
-    advised_bytes: int
+TokenArray = npt.NDArray[np.unsignedinteger]
 
 
 class RowStore(Protocol):
@@ -138,9 +63,14 @@ class RowStore(Protocol):
     def require_intact(self) -> None:
         """Raise CorpusChanged if a dataset has failed."""
 
-    def advise(self, spans: Spans, planes: Sequence[int] = ()) -> None:
+    def ready_count(self, spans: Spans, planes: Sequence[int] = ()) -> int | None:
+        """Return how many rows, from the first one on, can be gathered without a wait, with these
+        planes; None if that is not known.
+        """
+
+    def advise(self, spans: Spans, planes: Sequence[int] = (), due_seconds: float = 0.0) -> None:
         """Start to read rows that will be gathered soon, and these planes of them, if they seem
-        cold. Never waits.
+        cold. Never waits.  due_seconds: as for `Bytes.advise`.
         """
 
     def gather(
@@ -189,123 +119,215 @@ class PlaneReader(Protocol):
     def cold(self) -> bool:
         """Return whether reads seem to wait for the disk or the network."""
 
-    def advise(self, spans: Spans) -> None:
-        """Start to read rows that will be read soon, if they seem cold. Never waits."""
+    def advise(self, spans: Spans, due_seconds: float = 0.0) -> None:
+        """Start to read rows that will be read soon, if they seem cold. Never waits.  due_seconds:
+        as for `Bytes.advise`.
+        """
+
+    def ready_count(self, spans: Spans) -> int | None:
+        """Return how many rows, from the first one on, can be read without a wait; None if that is
+        not known.
+        """
 
     def close(self) -> None:
         """Release everything. A read in progress may fail with CorpusChanged."""
 
 
-class TokenStore(RowStore, Protocol):
-    """The tokens of one dataset. All methods may be called from several threads at once.
+class TokenStore:
+    """The tokens of one dataset; a RowStore. All methods may be called from several threads at
+    once.
 
-    name: of the dataset.  shape: how many tokens each shard has.  stored: type of the tokens in the
-    files.  narrowing: converts them to served tokens.
-
-    A store serves the files that it opened, even after a file was replaced by rename. A file that
-    is truncated or written to in place fails the dataset for good: every method that delivers
-    tokens raises CorpusChanged. Failed reads are retried for about a second. Then they raise
-    Unreadable, which ends only the call; or CorpusChanged, if the file's name is gone and no
-    descriptor was kept, since the store cannot tell then whether the file was truncated.
+    name: of the dataset.  files: their bytes.  shape: how many tokens each shard has.  stored: type
+    of the tokens in the files.  narrowing: converts them to served tokens.
     """
 
-    name: str
-    shape: Shape
-    stored: Stored
-    narrowing: Narrowing
-
-    @property
-    def planes(self) -> Mapping[int, bytes]:
-        """Return the fingerprint of each plane of the dataset, by its kind; b"" while it is still
-        being made.
-        """
-
-    def add_plane(self, reader: PlaneReader) -> None:
-        """Deliver a plane with the rows; only before it is served. The store closes the reader."""
-
-    @property
-    def kind(self) -> str:
-        """Return its value of --read."""
+    def __init__(self, name: str, files: Bytes) -> None:
+        """Read opened files.  Raises: InvalidCorpus unless all have the same format and type."""
+        self.name = name
+        self.files = files
+        self.stored = _one_kind(files.shards)
+        self.narrowing = Narrowing(self.stored)
+        layouts = [shard.layout for shard in files.shards]
+        counts = np.array([layout.token_count for layout in layouts], dtype=np.int64)
+        self.shape = Shape(counts, layouts[0].row_tokens)
+        self._planes: dict[int, PlaneReader] = {}
 
     @property
     def shards(self) -> Sequence[StoredShard]:
-        """Return its files, in order."""
+        """Its files, in order."""
+        return self.files.shards
 
     @property
-    def memory_bytes(self) -> int:
-        """Return how many bytes of memory a full preload needs."""
+    def shapes(self) -> Sequence[Shape]:
+        """The shape of the only source."""
+        return (self.shape,)
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Type of the served tokens: uint16 or uint32, little-endian."""
+        return self.narrowing.served
 
     def narrow(self, token_max: int) -> None:
         """Serve tokens in the narrowest type that holds token_max; only before it is served."""
+        self.narrowing = Narrowing(self.stored, token_max)
 
-    def read_ahead(self, spans: Spans) -> None:
-        """Start to read tokens that will be needed soon, whether cold or not. Never waits."""
+    @property
+    def planes(self) -> Mapping[int, bytes]:
+        """Fingerprint of each plane, by its kind; b"" while it is being made."""
+        return {kind: self._planes[kind].fingerprint for kind in sorted(self._planes)}
 
-    def gather_stored(self, spans: Spans, patient: bool = True) -> npt.NDArray[np.uint8]:
+    def add_plane(self, reader: PlaneReader) -> None:
+        """Deliver a plane with the rows; only before it is served. The store closes the reader."""
+        self._planes[reader.kind] = reader
+
+    @property
+    def cold(self) -> bool:
+        """Whether gathers seem to wait for the disk or the network."""
+        return self.files.cold or any(reader.cold for reader in self._planes.values())
+
+    def require_intact(self) -> None:
+        """Raise CorpusChanged if the dataset has failed."""
+        self.files.require_intact()
+
+    def ready_count(self, spans: Spans, planes: Sequence[int] = ()) -> int | None:
+        """Return how many rows, from the first one on, are at hand with their planes."""
+        found = self.files.ready_count(self.extents(spans))
+        if found is not None and spans.pieces is not None:
+            found = int(np.searchsorted(spans.pieces.first_span, found, side="right")) - 1
+        for kind in planes:
+            if found and kind in self._planes and self._planes[kind].cold:
+                count = self._planes[kind].ready_count(spans)
+                found = None if count is None else min(found, count)
+        return found
+
+    def advise(self, spans: Spans, planes: Sequence[int] = (), due_seconds: float = 0.0) -> None:
+        """Start to read rows that will be gathered soon, if they seem cold."""
+        if spans.shard.size:
+            self.files.advise(self.extents(spans), due_seconds)
+        for kind in planes:
+            if kind in self._planes:
+                self._planes[kind].advise(spans, due_seconds)
+
+    def gather(self, spans: Spans, tokens: TokenArray, patient: bool = True) -> None:
+        """Write the rows of spans into tokens, as they are served."""
+        if self.narrowing.is_identity:
+            extents = self.extents(spans, in_rows=True)
+            self.files.gather(extents, tokens.reshape(-1).view(np.uint8), patient)
+            return
+        row_bytes = spans.row_tokens * self.stored.itemsize
+        part_rows = max(1, _SCRATCH_BYTES // row_bytes)
+        for first in range(0, len(spans), part_rows):
+            part = spans[first : first + part_rows]
+            content = self.gather_stored(part, patient)
+            part.lay_out(self._served(part, content), tokens[first : first + part_rows])
+
+    def gather_stored(self, spans: Spans, patient: bool = True) -> ByteArray:
         """Return the tokens of spans as they are stored, end to end: uint8[bytes]; otherwise like
         `gather`.
         """
+        content = np.empty(spans.size_tokens * self.stored.itemsize, dtype=np.uint8)
+        self.files.gather(self.extents(spans), content, patient)
+        return content
 
-    def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
-        """Return token bytes of a shard, counted from its first token, without a gather: for any
-        amount of bytes that is read once, before the store is served.
+    def gather_planes(
+        self, spans: Spans, planes: Sequence[int], patient: bool = True
+    ) -> tuple[Plane, ...]:
+        """Return the planes of the rows of spans."""
+        return tuple(
+            [
+                self._planes[kind].read(spans, patient)
+                if spans.are_windows or kind not in OF_PIECES
+                else OF_PIECES[kind](spans)
+                for kind in planes
+            ]
+        )
 
-        Raises: InvalidCorpus if the file has changed or cannot be read.
+    def extents(self, spans: Spans, *, in_rows: bool = False) -> Extents:
+        """Return where the tokens of spans are.
+
+        in_rows: whether they go into whole rows, with gaps where rows have padding; else they go
+        end to end.
         """
-
-    def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
-        """Like `read`, while the store is served; does not check the file first.
-
-        Raises: CorpusChanged, Unreadable.
-        """
-
-    @property
-    def read_counts(self) -> ReadCounts:
-        """Return what it has read since the start."""
-
-    def allow_replacement(self, is_erased_file: IsErasedFile) -> None:
-        """Serve a file without its erased tokens in place of the opened one, once it is found; only
-        before it is served.
-        """
-
-    @property
-    def failed(self) -> bool:
-        """Return whether the dataset has failed: it delivers nothing more."""
-
-    def mark_failed(self, reason: str, client_message: str = "") -> None:
-        """Fail the dataset for good.
-
-        reason: for the log.  client_message: for clients, if the reason is not a changed file.
-        """
-
-    def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
-        """Check a file for changes; waits for the rate limit (PollRate).
-
-        A file that was written to in place fails the dataset. Other changes are logged, or cause a
-        reread: submit is given a function that calls same_content.
-        """
-
-    def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
-        """Return whether all files still match `facts`, an earlier value of the property; waits for
-        the rate limit. Returns False once stopped() is true.
-        """
-
-    @property
-    def facts(self) -> Sequence[FileFacts]:
-        """Return what is known of each file, to detect a change; makes no stat call."""
-
-    def bring_in(self) -> Iterator[Piece]:
-        """Preload all of it, piece by piece.  Raises: CorpusChanged, Unreadable, OSError."""
+        token_bytes = self.stored.itemsize
+        file = self.files.first_file + spans.shard
+        first_byte = spans.token_offset * token_bytes
+        if spans.are_windows:
+            return Extents(file, first_byte, spans.row_tokens * token_bytes)
+        at = None
+        if in_rows and spans.size_tokens != len(spans) * spans.row_tokens:
+            at = (spans.row_of_span * spans.row_tokens + spans.places_in_row) * token_bytes
+        return Extents(file, first_byte, spans.token_count * token_bytes, at)
 
     @property
     def digest_path(self) -> str:
-        """Return the path of its digest file."""
+        """Path of its digest file, beside the first file."""
+        return digest_file.path_beside(self.shards, self.stored)
 
     def kept_digest(self) -> bytes:
         """Return the stored digest of these files, 32 bytes; b"" if there is none."""
+        return digest_file.read_digest(self.files, self.stored)
 
     def keep_digest(self, digest: bytes) -> str:
         """Store a digest, atomically.  Returns: the path of the file.  Raises: OSError."""
+        return digest_file.write_digest(self.files, self.stored, digest)
 
     def close(self) -> None:
         """Release everything. A gather in progress fails with CorpusChanged."""
+        # First: a search for documents reads the tokens.
+        for reader in self._planes.values():
+            reader.close()
+        self.files.close()
+
+    def _served(self, spans: Spans, content: ByteArray) -> TokenArray:
+        """Return stored tokens as they are served.  Raises: CorpusChanged."""
+        tokens = content.view(self.stored)
+        if self.narrowing.is_identity:
+            return tokens  # type: ignore[return-value]
+        wrong = self.narrowing.scan(tokens).wrong_place
+        if wrong is not None:
+            ends = np.cumsum(spans.token_count)
+            span = int(np.searchsorted(ends, wrong, side="right"))
+            token = wrong - int(ends[span] - spans.token_count[span] - spans.token_offset[span])
+            self.files.mark_failed(
+                f"{log_safe_name(self.shards[spans.shard[span]].path)}: token {token} is "
+                f"{tokens[wrong]}, which cannot be served; omit --vocab-size or pass "
+                "--check-all-tokens to find it at the start",
+                f"{WRONG_TOKEN}; the log of its server says where",
+            )
+            self.require_intact()
+        return self.narrowing.serve(tokens)
+
+
+def open_store(
+    name: str, paths: Sequence[str], options: FormatOptions, storing: Storing
+) -> tuple[TokenStore, str]:
+    """Open a dataset's files.
+
+    name: of the dataset.  paths: its files in order, at least one.  options: what the user knows of
+    their format.  storing: how they are to be read.
+    Returns: their store, and why it reads them as it does.  Raises: InvalidCorpus.
+    """
+    if other := next((path for path in paths if scheme_of(path) != scheme_of(paths[0])), ""):
+        raise InvalidCorpus(other, f"lies in another storage than {paths[0]}")
+    layout = partial(read_layout, options=options)
+    files, why = door_of(paths[0]).bytes_of(name, paths, layout, storing)
+    try:
+        return TokenStore(name, files), why
+    except BaseException:
+        files.close()
+        raise
+
+
+def _one_kind(shards: Sequence[StoredShard]) -> Stored:
+    """Return the type of their tokens.  Raises: InvalidCorpus unless all are of one kind."""
+    first = shards[0]
+    for shard in shards:
+        layouts = shard.layout, first.layout
+        if layouts[0].format != layouts[1].format or layouts[0].dtype != layouts[1].dtype:
+            found, others = (f"{layout.format} ({layout.dtype.name})" for layout in layouts)
+            raise InvalidCorpus(
+                shard.path,
+                f"is {found}, but {first.path} is {others}; all files of a dataset need the same "
+                "format and type",
+            )
+    return first.layout.dtype

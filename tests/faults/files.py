@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from tokenfeed.errors import CorpusError
+from tokenfeed.server.cli.dataset_options import refused
+from tokenfeed.server.datasets.options import parse_options
 from tokenfeed.server.datasets.sources import parse_data
-from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.options import DTYPE
 from tokenfeed.server.verify import verify
 
 from .lab import Batch, Replica, Report, Sentinel, replicas
@@ -152,7 +154,7 @@ def one_token(folder: Path, times: int, seed: int) -> Report:
     _damage(large[1], chance.randrange(_LARGE_BYTES // 2))
     with redirect_stdout(io.StringIO()):
         for path in large:
-            verify(parse_data([str(path)]), FormatOptions.parse(None, "uint16", None))
+            verify(parse_data([str(path)]), parse_options({DTYPE: "uint16"}, refused))
     with replicas(folder, 1, "--data", large[0]) as (right,):
         with _refused(folder, large[1], report) as wrong:
             with sentinel.feed([right.address, wrong]) as feed:

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.storage.choice import STORES, Storing
+from tokenfeed.server.storage.bytes import SameContent, Submit, run_inline
+from tokenfeed.server.storage.door import Storing
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.store import SameContent, Submit, TokenStore, run_inline
+from tokenfeed.server.storage.local.choice import KINDS
+from tokenfeed.server.storage.store import TokenStore
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=KINDS)
 def storing(request: pytest.FixtureRequest) -> Storing:
     """Each store that there is for local files, in turn."""
     return Storing(read=request.param)
@@ -24,7 +26,7 @@ def look(
 ) -> None:
     """Poll every file of a store once, one after the other."""
     for shard in range(len(store.shards)):
-        store.poll_file(shard, same_content, later)
+        store.files.poll_file(shard, same_content, later)
 
 
 def look_at_all(dataset: Dataset) -> None:

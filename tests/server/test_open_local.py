@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from tests.conftest import WriteTokens
 from tests.support import reference
 from tests.support.full_disk import FullDisk
+from tests.support.opened_files import Blocks, calls_of, described, described_sources
 from tests.support.redacted_corpora import begin_erasure, write_lists
 from tests.support.waiting import eventually, let_time_pass
-from tokenfeed.client.local.target import parse_local_target
+from tokenfeed.client.source.file_target import parse_local_target
 from tokenfeed.errors import (
     CorpusChanged,
     Deleted,
@@ -37,7 +38,7 @@ from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.ingest.__main__ import main as ingest
 from tokenfeed.server.open_local import LocalDatasets, open_local
-from tokenfeed.server.storage.borders import opening
+from tokenfeed.server.storage.documents import starts_builder
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED
 from tokenfeed.stream.position import Position
@@ -98,10 +99,10 @@ def test_a_target_names_files_as_a_server_does(
     if target in ("?.bin", "*.bin?read=pread"):
         Path("a.bin#0.bin").unlink()
 
-    (described,) = opened(target, name).described(T)
+    (found,) = described(opened(target, name), T)
 
-    assert (described.name, described.token_count) == (dataset, tokens)
-    assert {counted.order for counted in described.rows} == set(orders.OF_WINDOWS)
+    assert (found.name, found.token_count) == (dataset, tokens)
+    assert {counted.order for counted in found.rows} == set(orders.OF_WINDOWS)
 
 
 @pytest.mark.parametrize(("options", "token_bytes"), [("", 2), ("&vocab-size=100000", 4)])
@@ -111,7 +112,7 @@ def test_signed_tokens_have_the_width_that_the_vocabulary_needs(
     """As with --vocab-size of a server: then not all of them have to be read."""
     np.arange(100, dtype=np.int64).tofile("a.bin")
 
-    assert opened(f"a.bin?dtype=int64{options}", "").described(T)[0].token_bytes == token_bytes
+    assert described(opened(f"a.bin?dtype=int64{options}", ""), T)[0].token_bytes == token_bytes
 
 
 @pytest.mark.parametrize(
@@ -201,9 +202,9 @@ def test_a_loss_mask_is_found_beside_its_file_or_by_its_name(
     learned = (np.arange(100) % 3 == 0).astype("u1")
     learned.tofile(mask)
 
-    (described,) = opened(target).described(T)
+    (found,) = described(opened(target), T)
 
-    (plane,) = described.planes
+    (plane,) = found.planes
     assert plane.kind == LOSS_MASK
     assert plane.fingerprint == reference.plane_fingerprint(LOSS_MASK, [learned.tobytes()])
 
@@ -217,11 +218,11 @@ def test_an_ingested_folder_is_a_dataset_for_each_split(opened: Open, tmp_path: 
     made = ["--tokenizer", "bytes", "--val-fraction", "0.2", "--out", str(tmp_path / "made")]
     assert ingest([str(text), *made]) == 0
 
-    train, val = (opened("made/", name).described(T)[0] for name in ("train", "val"))
-    (renamed,) = opened("web=made/", "web-val").described(T)
+    train, val = (described(opened("made/", name), T)[0] for name in ("train", "val"))
+    (renamed,) = described(opened("web=made/", "web-val"), T)
 
     assert train.token_count > val.token_count > 0
-    assert renamed.fingerprint == val.fingerprint == opened("made/val").described(T)[0].fingerprint
+    assert renamed.fingerprint == val.fingerprint == described(opened("made/val"), T)[0].fingerprint
     with pytest.raises(InvalidRequest, match=r"dataset: has to name one of .*: train, val"):
         opened("made/")
 
@@ -239,7 +240,7 @@ def test_whatever_a_target_is_it_is_opened_or_refused(
     """A typing error never ends in a traceback of ours."""
     np.arange(100, dtype="<u2").tofile("a.bin")
     with suppress(TokenfeedError):
-        assert opened("".join(parts), name).described(T)[0].token_count > 0
+        assert described(opened("".join(parts), name), T)[0].token_count > 0
 
 
 def test_a_window_that_no_file_has_room_for_is_refused(
@@ -249,11 +250,11 @@ def test_a_window_that_no_file_has_room_for_is_refused(
     write_tokens(range(T), "a.bin")
 
     with pytest.raises(InvalidRequest, match=rf"context_length: {T} is not in \[1, {T}\)"):
-        opened("a.bin").blocks(asked())
+        Blocks(opened("a.bin"), asked()).next()
 
 
 def read_all(dataset: LocalDatasets, batches: int = 1) -> np.ndarray:
-    blocks = dataset.blocks(asked(batches=batches))
+    blocks = Blocks(dataset, asked(batches=batches))
     found = []
     while (block := blocks.next()) is not None:
         found.append(block.tokens)
@@ -275,7 +276,7 @@ def test_a_file_that_is_written_to_ends_its_rows(
     let_time_pass(paths[-1])
     with paths[-1].open("r+b") as file:
         file.write(b"zz")
-    assert eventually(lambda: dataset._datasets[0].store.failed)
+    assert eventually(lambda: dataset._datasets[0].store.files.failed)
     with pytest.raises(CorpusChanged) as caught:
         read_all(dataset)
 
@@ -318,7 +319,7 @@ def test_a_file_that_is_replaced_or_touched_or_longer_is_read_on(
     os.replace(write_tokens(np.arange(1000), "new"), other)
     assert eventually(lambda: "change=replaced" in caplog.text)
     assert np.array_equal(read_all(dataset, 50), before)
-    assert not dataset._datasets[0].store.failed
+    assert not dataset._datasets[0].store.files.failed
 
 
 def test_files_that_never_change_are_not_polled(opened: Open, write_tokens: WriteTokens) -> None:
@@ -370,7 +371,7 @@ def test_a_token_beyond_the_vocabulary_that_is_found_late_is_named_as_such(
     position = Position(100_123_456 // T, 1)
 
     with pytest.raises(CorpusChanged) as caught:
-        dataset.blocks(replace(asked(), position=position)).next()
+        Blocks(dataset, replace(asked(), position=position)).next()
 
     assert str(caught.value) == (
         "dataset: 'a' has a token that cannot be served; omit ?vocab-size to check all tokens at "
@@ -382,7 +383,7 @@ def test_a_dataset_that_is_closed_ends_its_rows(opened: Open, write_tokens: Writ
     """Its addresses are someone else's by then."""
     write_tokens(range(1, 1000), "a.bin")
     dataset = opened("a.bin")
-    blocks = dataset.blocks(asked())
+    blocks = Blocks(dataset, asked())
     dataset.close()
     dataset.close()
 
@@ -396,28 +397,28 @@ def test_documents_of_a_large_corpus_are_known_once_it_is_open(
     """A server searches in the background. A feed that opens files would find no documents, close
     the files, and with them the search, each time.
     """
-    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
     write_tokens(np.arange(1000) % 100, "a.bin")
 
     dataset = opened("a.bin?document-end-token=99")
-    (described,) = dataset.described(T)
+    (found,) = described(dataset, T)
 
-    assert [(plane.kind, len(plane.fingerprint)) for plane in described.planes] == [
+    assert [(plane.kind, len(plane.fingerprint)) for plane in found.planes] == [
         (DOCUMENT_STARTS, 32)
     ]
-    assert described.documents.count == 10
+    assert found.documents.count == 10
 
 
 def test_documents_that_were_kept_of_other_tokens_are_not_believed(
     opened: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an image of a container all files may have one time, and shards have one size."""
-    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
     path = Path(write_tokens(np.arange(1000) % 100, "a.bin"))
     os.utime(path, ns=(0, 0))
 
     def count() -> int:
-        return opened("a.bin?document-end-token=99").described(T)[0].documents.count
+        return described(opened("a.bin?document-end-token=99"), T)[0].documents.count
 
     assert count() == 10
     (kept,) = Path().glob(".a.bin.*")
@@ -434,7 +435,7 @@ def test_a_search_for_documents_that_ends_early_closes_the_files(
     write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else refers to them then."""
-    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
     path = write_tokens(np.arange(1000) % 100, "a.bin")
     closed = []
     close = Dataset.close
@@ -481,22 +482,22 @@ def test_borders_and_rows_are_kept_in_the_folder_of_the_target(
     has_room: bool,
 ) -> None:
     """Where the corpus may not be written to; and if nothing may, the cure is an option."""
-    monkeypatch.setattr("tokenfeed.server.storage.rows.kept.MEMORY_BYTES_MAX", 0)
+    monkeypatch.setattr("tokenfeed.server.storage.documents.index_file.MEMORY_BYTES_MAX", 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "temporary").mkdir()
     write_tokens([1, 2, 3, 0] * 50, "a.bin")
     dataset = opened("a.bin?document-end-token=0&cache-dir=~/kept")
-    sources = [Source("a", orders.find("packed-1"), 0)]
+    stream = Stream.of_dataset("a", orders.find("packed-1"), 0, T)
     if has_room:
-        assert dataset.described(T, sources)[0].rows[-1].rows == 25
+        assert described_sources(dataset, stream)[0].rows[-1].rows == 25
         kept = [path.name for path in (tmp_path / "kept").iterdir()]
         assert any(".tokenfeed-packed-1-cut-8-" in name for name in kept)
         assert [path for path in tmp_path.iterdir() if "tokenfeed" in path.name] == []
         return
     full_disk.room_bytes[str(tmp_path)] = 0
     with pytest.raises(InvalidCorpus, match=r"can be written nowhere: .*; pass \?cache-dir with a"):
-        dataset.described(T, sources)
+        described_sources(dataset, stream)
 
 
 @pytest.fixture
@@ -527,7 +528,7 @@ def test_redactions_come_into_force_at_their_samples(
     request = asked(batches=6)
     stream = replace(request.stream, redactions=redactions)
     request = replace(request, stream=stream, planes=(REDACTED,), first_row=1)
-    blocks = opened("train.bin").blocks(request)
+    blocks = Blocks(opened("train.bin"), request)
 
     found = list(iter(blocks.next, None))
 
@@ -561,11 +562,11 @@ def test_stages_follow_each_other_in_one_request(
     request = Request(stream, Position(0, batch_size), (REDACTED,), first_row=3, end_sample=90)
     words = ",".join(f"{n + 1}={path}" for n, path in enumerate(paths))
 
-    def blocks_of(part: Request) -> list[RowBlock]:
+    def read(part: Request) -> list[RowBlock]:
         datasets = opened(words, "1", "2", "3")
-        return list(iter(datasets.blocks(part).next, None))
+        return list(iter(Blocks(datasets, part).next, None))
 
-    found = blocks_of(request)
+    found = read(request)
 
     expected, runs = [], []
     for sample in range(3, 90):
@@ -582,12 +583,13 @@ def test_stages_follow_each_other_in_one_request(
     assert np.concatenate([block.tokens for block in found]).tolist() == expected
     assert b"".join(block.planes[0].content.tobytes() for block in found) == b"".join(runs)
     assert any(runs)
+    request = calls_of(opened(words, "1", "2", "3"), request).request
     parts, row = [], request.first_row
     while row < request.end_row:
         parts.append(request.part(row, request.end_row))
         row += parts[-1].row_count
     assert len(parts) == 4
-    same = [block.tokens for part in parts for block in blocks_of(part)]
+    same = [block.tokens for part in parts for block in read(part)]
     assert np.concatenate(same).tolist() == expected
 
 
@@ -603,8 +605,8 @@ def test_deleted_tokens_and_unknown_lists_are_named(
     stream = replace(asked().stream, redactions=(Redaction(0, 0, bytes(32)),))
 
     with pytest.raises(StreamMismatch, match=f"redactions: dataset 'train' .*{bytes(32).hex()}"):
-        dataset.blocks(replace(asked(), stream=stream, planes=(REDACTED,)))
-    blocks = dataset.blocks(asked())
+        Blocks(dataset, replace(asked(), stream=stream, planes=(REDACTED,))).next()
+    blocks = Blocks(dataset, asked())
     said = r"'train': tokens were deleted that sample \d+ needs \(train.bin, tokens \[20, 25"
     # The rows before that sample come first.
     with pytest.raises(Deleted, match=said):
@@ -623,7 +625,7 @@ def test_deleted_tokens_of_a_later_part_are_named_by_their_sample(
         begin_erasure(made)
     stream = Stream.of_dataset("", orders.find("sequential-1"), 0, T)
     stream = replace(stream, redactions=(Redaction(5, 0, first),))
-    blocks = dataset.blocks(Request(stream, Position(0, 1), (REDACTED,), num_batches=12))
+    blocks = Blocks(dataset, Request(stream, Position(0, 1), (REDACTED,), num_batches=12))
 
     found: list[RowBlock | None] = []
     with pytest.raises(Deleted, match=rf"sample 7 needs \(train.bin, tokens \[{7 * T + 1}, "):

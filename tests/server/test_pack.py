@@ -13,23 +13,22 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, WriteTokens
-from tests.server.storage.borders.naive import Corpus, starts_by
-from tests.server.storage.rows.corpora import (
+from tests.server.storage.documents.rows_corpora import (
     indices_of,
     packed,
     random_lengths,
     rows_by_reference,
     write_documents,
 )
-from tests.server.storage.rows.corpora import kept as kept_files
+from tests.server.storage.documents.rows_corpora import kept as kept_files
+from tests.server.storage.documents.starts_corpora import Corpus, starts_by
 from tests.support.commands import run
 from tests.support.full_disk import FullDisk
 from tests.support.ray_cluster import ray_cluster
 from tests.support.waiting import eventually
 from tokenfeed.server import pack
 from tokenfeed.server.pack import main
-from tokenfeed.server.storage.borders import opening
-from tokenfeed.server.storage.rows import kept
+from tokenfeed.server.storage.documents import index_file, rows_builder, starts_builder
 
 LENGTHS = random_lengths(13)
 
@@ -125,7 +124,7 @@ def test_a_server_finds_what_was_stored(corpus: Corpus) -> None:
     assert main([*corpus.paths, "--context-length", "50", "--workers", "1"]) == 0
     fingerprint = fingerprint_of(corpus)
     with indices_of(corpus, fingerprint=fingerprint) as indices:
-        index = indices.job(packed(50)).found()
+        index = indices.builder(packed(50)).found()
 
         assert index is not None
         assert index.row_count == len(rows_by_reference(LENGTHS, packed(50)))
@@ -164,7 +163,7 @@ def test_a_large_corpus_is_estimated_before_its_documents_are_searched(
     write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search may take much longer than all that follows."""
-    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 0)
+    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 0)
     path = str(write_tokens(np.arange(20_000) % 50, "raw/train.bin"))
     words = [path, "--dtype", "uint16", "--document-end-token", "3", "--order", "padded"]
 
@@ -206,11 +205,37 @@ def test_rows_that_no_folder_takes_are_an_error(
     disk = FullDisk(monkeypatch)
     disk.room_bytes[str(folder_of(corpus))] = 100
     for memory_bytes in (0, 1 << 20):
-        monkeypatch.setattr(kept, "MEMORY_BYTES_MAX", memory_bytes)
+        monkeypatch.setattr(index_file, "MEMORY_BYTES_MAX", memory_bytes)
         assert main([*corpus.paths, "--context-length", "50", "--workers", "1"]) == 1
         problem = "no folder takes its rows, so a server would make them again; pass --cache-dir"
         assert problem in capsys.readouterr().err
     assert kept_files(folder_of(corpus)) == []
+
+
+@pytest.mark.parametrize(("workers", "files"), [(1, 1), (2, 2), (5, 3)])
+def test_rows_that_do_not_fit_into_memory_are_not_begun(
+    corpus: Corpus,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    files: int,
+) -> None:
+    """The kernel would kill it after minutes. Each worker has a file in memory."""
+    sent = 8 if workers > 1 else 0  # by another process, which has its numbers in memory
+    of_files = [(48 + sent) * len(one) + (18 + 2 * sent) * (sum(one) // 50) for one in LENGTHS]
+    need = sum(sorted(of_files)[-files:])
+    words = [*corpus.paths, "--context-length", "50", "--workers", str(workers)]
+    monkeypatch.setattr(rows_builder, "available_bytes", lambda: need - 1)
+    assert main(words) == 1
+
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    fewer = "pass fewer --workers than " if workers > 1 else "use smaller files, or a machine with"
+    assert "making them takes 0.0 GB of memory, of which 0.0 GB are for that here; " in error
+    assert fewer in error
+    assert kept_files(folder_of(corpus)) == []
+
+    monkeypatch.setattr(rows_builder, "available_bytes", lambda: need)
+    assert main(words) == 0
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -18,7 +18,7 @@ import pytest
 from tests.client.conftest import wanted
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support import reference
-from tokenfeed.client.stream.dataset_client import DatasetClient
+from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport.channel import describe
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.server.verify import main
@@ -124,7 +124,7 @@ def test_large_corpora_that_differ_in_one_token_have_other_digests_once_verified
     digests = [describe(server.address).datasets[0].digest for server in servers]
     assert digests[0] != digests[1]
     both = [server.address for server in servers]
-    remote = DatasetClient(both, wanted(64, 1), timeouts=Timeouts(reconnect_seconds=10.0))
+    remote = Servers(both, wanted(64, 1), timeouts=Timeouts(reconnect_seconds=10.0))
     assert remote.await_described()[0].digest == digests[0]
     assert f"server rejected address={both[1]} reason=serves another corpus: digest" in caplog.text
     remote.close()
@@ -204,7 +204,7 @@ def test_on_a_read_only_folder_the_digest_is_printed(
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("tokenfeed.server.storage.local.sidecar.os.replace", read_only)
+    monkeypatch.setattr("tokenfeed.server.runtime.small_files.os.replace", read_only)
 
     assert main([str(corpus)]) == 0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.server.storage.documents.rows_corpora import Row, rows_by_reference
 from tests.server.storage.formats.writing import megatron_index
-from tests.server.storage.rows.corpora import Row, rows_by_reference
 from tests.support import reference
 from tokenfeed.sampling.document_rows import RowsKey
 

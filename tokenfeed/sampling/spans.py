@@ -89,9 +89,10 @@ class Spans:
     @property
     def places_in_row(self) -> Numbers:
         """int64[spans], where each span begins within its row."""
-        counts, rows = self.token_count, self.first_span
-        firsts = np.cumsum(counts) - counts
-        return firsts - np.repeat(firsts[rows[:-1]], np.diff(rows))
+        rows = self.first_span
+        firsts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.token_count)])
+        places: Numbers = firsts[:-1] - np.repeat(firsts[rows[:-1]], np.diff(rows))
+        return places
 
     @property
     def size_tokens(self) -> int:

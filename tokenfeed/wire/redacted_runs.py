@@ -49,10 +49,13 @@ def with_runs(rows: RowBlock) -> RowBlock:
     then needs no array of it. Small arrays take 10 us each between large copies, which leave them
     no cache: 2 shared cores, 2026-11.
     """
-    if not rows.planes or rows.planes[-1].kind != REDACTED:
+    if all(plane.kind != REDACTED for plane in rows.planes):
         return rows
-    *others, plane = rows.planes
-    return RowBlock(rows.tokens, (*others, replace(plane, runs=runs_of(plane))))
+    planes = [
+        replace(plane, runs=runs_of(plane)) if plane.kind == REDACTED else plane
+        for plane in rows.planes
+    ]
+    return RowBlock(rows.tokens, tuple(planes))
 
 
 def are_valid(plane: Plane, row_tokens: int) -> bool:

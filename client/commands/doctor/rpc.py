@@ -20,7 +20,7 @@ from tokenfeed.errors import (
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION
 
-from ...stream.usable import require_contract
+from ...source.check import require_contract
 from ...transport.channel import Channel
 from ...transport.credentials import CREDENTIAL_FIELDS, Credentials
 from .address import Server

@@ -17,9 +17,9 @@ from tokenfeed import __version__
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.wire.request import CONTRACT_REVISION
 
-from ...local.target import is_local_target
 from ...runtime.arguments import seconds
 from ...runtime.threads import Outcome, start_thread
+from ...source.file_target import is_local_target
 from ...transport.addresses import UNIX, host_and_port, require_address
 from ...transport.credentials import Credentials, with_environment
 from .address import Server, unresolved

@@ -22,8 +22,8 @@ from tokenfeed.wire import frame
 from tokenfeed.wire.request import Hints, Request, to_message
 
 from ...runtime.threads import Outcome, start_thread, without_traceback
-from ...stream.calls import Calls
-from ...stream.wanted_planes import WantedPlanes
+from ...source.calls import Calls
+from ...source.wanted_planes import WantedPlanes
 from ...transport.channel import Channel, RpcError, drain_events, error_from_rpc
 from .findings import Finding
 from .network import Place, connect_seconds

@@ -16,9 +16,9 @@ from ...feed.changes import require_same_corpus
 from ...feed.mixture.forecast import Forecast, forecast
 from ...feed.resume import resumed_mixture
 from ...feed.stats import SourceStats
-from ...local.choice import open_to_look
 from ...provenance.consumed import consumed
-from ...stream.usable import corpora_of, counted_rows, target_share
+from ...source.check import corpora_of, counted_rows, target_share
+from ...source.open_source import open_to_look
 from .. import WAIT_SECONDS
 from .input import Asked, read_asked, read_end_sample, read_tokens
 from .picture import draw, require_png

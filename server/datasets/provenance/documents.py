@@ -9,7 +9,6 @@ The index of a file is read when it is first needed, one file at a time, and kep
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -23,8 +22,9 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, NotFound, Unreadable, shortened
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.borders import Borders, BorderSearch
-from ...storage.borders.known import all_known
+from ...storage.documents import DocumentStarts
+from ...storage.documents.known_documents import all_known
+from ...storage.door import entry, exists
 from ...storage.formats import Documents
 from ...storage.formats.document_ids import SUFFIX, DocumentIds, ids_path
 from ..dataset import Dataset
@@ -120,22 +120,19 @@ class DatasetDocuments:
         """Whether documents are known; not while they are being searched for."""
         if self._known is not None:
             return True
-        borders = self._dataset.borders
-        if isinstance(borders, BorderSearch):
-            return borders.progress == 1.0
-        return borders is not None
+        starts = self._dataset.document_starts
+        return starts is not None and starts.is_known
 
     def require_known(self) -> None:
         """Raise InvalidRequest if documents are unknown, Unreadable during a search for them."""
         if self._known is not None:
             return
-        borders = self._dataset.borders
-        if borders is None:
+        starts = self._dataset.document_starts
+        if starts is None:
             problem = f"documents of dataset {self._dataset.name!r} are not known"
             cure = "pass --document-end-token to what reads its files, a server or this command"
             raise InvalidRequest("document", f"{problem}; {cure}")
-        if isinstance(borders, BorderSearch):
-            borders.require_done()
+        starts.require_known()
 
     @property
     def first_numbers(self) -> Numbers:
@@ -148,7 +145,7 @@ class DatasetDocuments:
             counts = (
                 [one.count for one in self._known]
                 if self._known is not None
-                else self._borders.counts
+                else self._starts.counts
             )
             found = np.zeros(len(self._shards) + 1, dtype=np.int64)
             np.cumsum(counts, out=found[1:])
@@ -233,19 +230,18 @@ class DatasetDocuments:
     def index_bytes(self, file: int) -> int:
         """Return about how many bytes are read to know the documents of a file and their ids."""
         path = self._ids_path(file)
-        ids = os.stat(path).st_size if path and os.path.exists(path) else 0
+        ids = _size(path) if path else 0
         return _NUMBER_BYTES * int(np.diff(self.first_numbers[file : file + 2])[0]) + ids
 
     @property
-    def _borders(self) -> Borders:
-        borders = self._dataset.borders
-        assert borders is not None
-        return borders.require_done() if isinstance(borders, BorderSearch) else borders
+    def _starts(self) -> DocumentStarts:
+        assert self._dataset.document_starts is not None
+        return self._dataset.document_starts
 
     def _read(self, file: int, token_count: int) -> tuple[Numbers, Numbers]:
         """Return where documents of a file begin and end: int64[documents] both."""
         if self._known is None:
-            starts = self._borders.starts_of(file)
+            starts = self._starts.starts_of(file)
             return starts, np.append(starts[1:], token_count)
         return _read_index(self._known[file], token_count)
 
@@ -253,7 +249,7 @@ class DatasetDocuments:
         """Return the path of the ids of a file; "" if it has none."""
         path = ids_path(self._shards[file].path)
         is_known = self._known is not None and path.endswith(SUFFIX)
-        return path if is_known and os.path.lexists(path) else ""
+        return path if is_known and exists(path) else ""
 
     def _ids(self, file: int) -> DocumentIds | None:
         path = self._ids_path(file)
@@ -262,7 +258,7 @@ class DatasetDocuments:
 
         def read() -> tuple[int, DocumentIds]:
             ids = self._read_ids(file, path)
-            return os.stat(path).st_size + _NUMBER_BYTES * len(ids), ids
+            return _size(path) + _NUMBER_BYTES * len(ids), ids
 
         return self.kept(("ids", file), read)
 
@@ -384,3 +380,8 @@ def _read_index(documents: Documents, token_count: int) -> tuple[Numbers, Number
         pairs = bounds.reshape(-1, 2)
         return pairs[:, 0].copy(), pairs[:, 1].copy()
     return bounds[:-1], bounds[1:]
+
+
+def _size(path: str) -> int:
+    found = entry(path)
+    return 0 if found is None else found.size_bytes or 0

@@ -18,7 +18,7 @@ from tokenfeed.sampling.inverse import FoundSamples, SampleRange
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, place_of, rows_at_once, rows_key, spans_at
 from tokenfeed.v1 import provenance_pb2 as pb
 
-from ...storage.rows import RowIndex
+from ...storage.documents import RowIndex
 from ..redactions.ranges import TokenRanges
 from .documents import IDS_MAX, DatasetDocuments, Document
 from .marks import Marks, RowMarks, messages, unmarked

@@ -20,7 +20,9 @@ import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
-from ...storage.files import read_regular, replace_file
+from ...runtime.small_files import replace_file
+from ...storage.door import door_of
+from ...storage.options import REDACTIONS
 from ...storage.store import TokenStore
 from .list_content import BYTES_MAX, Erasure, ListContent
 from .list_writing import locked
@@ -56,7 +58,7 @@ def locked_records(paths: Iterable[str]) -> Iterator[None]:
     """
     with ExitStack() as locks:
         # In one order: two commands would else wait for each other.
-        for folder in sorted({os.path.dirname(os.path.realpath(path)) for path in paths}):
+        for folder in sorted({os.path.dirname(door_of(path).real(path)) for path in paths}):
             locks.enter_context(locked(os.path.join(folder, RECORD), "make its folder writable"))
         yield
 
@@ -68,7 +70,8 @@ def record(store: TokenStore, erasure: Erasure, fill: int) -> None:
     """
     of_folder: dict[str, list[_Record]] = {}
     for erased in erasure.files:
-        folder, name = os.path.split(os.path.realpath(store.shards[erased.file].path))
+        path = store.shards[erased.file].path
+        folder, name = os.path.split(door_of(path).real(path))
         ranges = erasure.ranges.of_file(erased.file)
         ranges = replace(ranges, files=np.zeros_like(ranges.files))
         of_folder.setdefault(folder, []).append(_Record(name, fill, ranges))
@@ -106,13 +109,14 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
             continue  # another file of this name
         if found.fill > np.iinfo(store.stored).max:
             continue  # likewise
-        if Overlay(store.read, found.ranges, found.fill, store.stored).is_erased(found.file):
+        if Overlay(store.files.read, found.ranges, found.fill, store.stored).is_erased(found.file):
             raise InvalidCorpus(
                 store.shards[found.file].path,
                 f"has erased tokens, as {found.place} says, and {path}, the list of this dataset, "
                 "does not. If tokenfeed redact runs now, wait for it. Else restore this list, pass "
-                "another one with --redactions, open all files of the dataset that was erased, or "
+                f"another one with {REDACTIONS}, open all files of the dataset that was erased, or "
                 "restore the file",
+                REDACTIONS,
             )
 
 
@@ -132,7 +136,7 @@ def _recorded(store: TokenStore) -> Iterator[_RecordOfFile]:
     """Yield what records say of the files of a dataset."""
     files: dict[str, dict[str, list[int]]] = {}
     for file, shard in enumerate(store.shards):
-        folder, name = os.path.split(os.path.realpath(shard.path))
+        folder, name = os.path.split(door_of(shard.path).real(shard.path))
         files.setdefault(folder, {}).setdefault(name, []).append(file)
     for folder, names in files.items():
         place = os.path.join(folder, RECORD)
@@ -147,9 +151,7 @@ def _read(place: str) -> list[_Record]:
     """Return the records of a folder.  Raises: InvalidCorpus if they cannot be read."""
     cure = "restore it, or remove it if all files beside it were restored since"
     try:
-        content = read_regular(place, BYTES_MAX)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        content = door_of(place).content(place, BYTES_MAX) or b""
     except OSError as error:
         raise InvalidCorpus(place, f"cannot be read: {error.strerror}; {cure}") from error
     except ValueError as problem:

@@ -12,26 +12,28 @@ documents would begin elsewhere.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
-import os
-import shutil
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from tokenfeed.errors import InvalidCorpus, InvalidRequest, WriteFailed
+from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.choice import mount_points
-from ...storage.files import OpenFile, open_file, sync_folder
+from ...storage.door import door_of
 from ...storage.formats import GIVEN, Layout, recognized
+from ...storage.local.choice import mount_points
+from ...storage.local.files import LocalFile, open_file
+from ...storage.local.replacing import (
+    CURE,
+    copied,
+    remove_unused_copy,
+    require_one_name,
+    require_replaceable,
+)
 from ...storage.store import TokenStore
 from ..content import Content, fingerprint_of, fingerprint_of_file, full_digest
 from .erased_files import record
@@ -43,22 +45,6 @@ from .ranges import TokenRanges
 _LOG = logging.getLogger("tokenfeed.server")
 
 _PROGRESS_SECONDS = 5.0
-_COPY_BYTES = 1 << 20
-_NAME_BYTES = 200
-"""Of the name of a file, in that of its copy: a name has at most 255."""
-_FICLONE = 0x40049409
-"""The ioctl by which two files share their blocks: btrfs, XFS, bcachefs."""
-_FS_IOC_GETFLAGS = 0x80086601
-_IMMUTABLE_OR_APPEND = 0x10 | 0x20
-"""The ioctl that reads the flags of a file which chattr sets, and two of them."""
-_CURE = "and run the same command again"
-_IN_USE = "another tokenfeed redact replaces it now"
-_CURES = {
-    errno.EAGAIN: "wait for it",
-    errno.ENOSPC: "make room",
-    errno.EPERM: "run it as root, or as the owner of the files",
-    errno.EACCES: "run it as root, or as the owner of the files",
-}
 
 
 def begin(
@@ -77,10 +63,10 @@ def begin(
     listed = content.list_of(len(content.additions))
     if before is not None and before.list_hash == listed.hash:
         left = [one.file for one in files_left(store, content)]
-        _require_replaceable(store, left, overlay_of(store, store.read, content))
+        _require_replaceable(store, left, overlay_of(store, store.files.read, content))
         return content
     ranges, token_max = _to_erase(store, listed.ranges, delimiters)
-    over = Overlay(store.read, ranges, content.fill, store.stored)
+    over = Overlay(store.files.read, ranges, content.fill, store.stored)
     original = digest or (before.original_digest if before is not None else b"")
     files = np.unique(ranges.files).tolist()
     _require_replaceable(store, [file for file in files if not over.is_erased(file)], over)
@@ -108,12 +94,11 @@ def replace_files(content: ListContent, store: TokenStore) -> None:
     """
     erasure = content.erasure
     assert erasure is not None
-    over, logged_at = overlay_of(store, store.read, content), time.monotonic()
+    over, logged_at = overlay_of(store, store.files.read, content), time.monotonic()
     left = files_left(store, content)
     record(store, erasure, content.fill)
     for erased in erasure.files:
-        with _write_errors(path := _path_of(store, erased.file)):
-            _remove_unused(_copy_of(path))
+        remove_unused_copy(_path_of(store, erased.file))
     for place, erased in enumerate(left):
         _replace(store, erased, over, erasure.ranges.of_file(erased.file))
         if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
@@ -155,7 +140,8 @@ def _to_erase(
     token_max = 0
     left = [np.empty((3, 0), dtype=np.int64)]
     for file, first_byte, end_byte in listed.blocks(token_bytes):
-        tokens = np.frombuffer(store.read(file, first_byte, end_byte - first_byte), store.stored)
+        content = store.files.read(file, first_byte, end_byte - first_byte)
+        tokens = np.frombuffer(content, store.stored)
         is_erased = listed.contains(file, first_byte // token_bytes, tokens.size)
         token_max = max(token_max, int(tokens[is_erased].max()))
         is_erased &= ~np.isin(tokens, delimiters)
@@ -182,21 +168,14 @@ def _require_replaceable(store: TokenStore, files: Sequence[int], over: Overlay)
     for file in files:
         if counts[path := paths[file]] > 1:
             problem = "is several files of this dataset, by links, of which each would change"
-            raise InvalidCorpus(store.shards[file].path, f"{problem}; make copies, {_CURE}")
+            raise InvalidCorpus(store.shards[file].path, f"{problem}; make copies, {CURE}")
         with open_file(path) as original:
-            _require_one_name(original)
+            require_one_name(original)
             _require_same_format(original, store.shards[file].layout, file, over)
-            if path in mounted:
-                problem = "is mounted by itself, so nothing can take its place"
-                raise WriteFailed(path, f"{problem}; mount its folder instead, {_CURE}")
-            if _is_immutable(original):
-                problem = "cannot be replaced: it is immutable, or can only be appended to"
-                raise WriteFailed(path, f"{problem}; change that (chattr -i -a), {_CURE}")
-            with _new_copy(original):
-                pass  # there is room for it, and its folder can be written
+            require_replaceable(original, mounted)
 
 
-def _require_same_format(file: OpenFile, layout: Layout, number: int, over: Overlay) -> None:
+def _require_same_format(file: LocalFile, layout: Layout, number: int, over: Overlay) -> None:
     """Raise InvalidRequest if a file would be taken for something else without some tokens."""
     if layout.why == GIVEN:
         return
@@ -207,154 +186,27 @@ def _require_same_format(file: OpenFile, layout: Layout, number: int, over: Over
         raise InvalidRequest("--fill", f"{problem}; pass another token, and --list FILE")
 
 
-def _is_immutable(file: OpenFile) -> bool:
-    """Return whether a file cannot be replaced, even by root; False where that is unknown."""
-    try:
-        flags = fcntl.ioctl(file.descriptor, _FS_IOC_GETFLAGS, bytes(8))
-    except OSError:
-        return False
-    return bool(int.from_bytes(flags[:4], sys.byteorder) & _IMMUTABLE_OR_APPEND)
-
-
 def _path_of(store: TokenStore, file: int) -> str:
     """Return the path of a file itself, where a dataset has a link."""
-    return os.path.realpath(store.shards[file].path)
-
-
-def _require_one_name(file: OpenFile) -> None:
-    """Raise InvalidCorpus if a file has other names, under which its tokens would stay."""
-    if (count := file.status.st_nlink) > 1:
-        problem = f"has {count} names (hard links), of which the others would keep its tokens"
-        raise InvalidCorpus(file.path, f"{problem}; remove them, {_CURE}")
+    path = store.shards[file].path
+    return door_of(path).real(path)
 
 
 def _replace(store: TokenStore, erased: ErasedFile, over: Overlay, ranges: TokenRanges) -> None:
     """Replace a file by one without its erased tokens.  Raises: InvalidCorpus, WriteFailed."""
     path = _path_of(store, erased.file)
-    layout, facts = store.shards[erased.file].layout, store.facts[erased.file]
-    with open_file(path) as original, _new_copy(original) as descriptor:
-        _require_one_name(original)
-        if not os.fstat(descriptor).st_size:
-            with open(path, "rb") as source, open(descriptor, "wb", closefd=False) as copy:
-                shutil.copyfileobj(source, copy, _COPY_BYTES)
+    layout, facts = store.shards[erased.file].layout, store.files.facts[erased.file]
+    with open_file(path) as original, copied(original) as copy:
+        require_one_name(original)
+        copy.fill()
         for file, first, end in ranges.blocks(layout.dtype.itemsize):
-            _write(descriptor, layout.first_byte + first, over.read(file, first, end - first))
-        os.fsync(descriptor)
+            copy.write(layout.first_byte + first, over.read(file, first, end - first))
+        copy.sync()
 
         def read(first: int, size: int) -> bytes:
-            return os.pread(descriptor, size, layout.first_byte + first)
+            return copy.read(layout.first_byte + first, size)
 
-        status = os.stat(path)
-        is_same = (status.st_size, status.st_mtime_ns) == (facts.size_bytes, facts.mtime_ns)
-        is_same &= os.path.samestat(status, original.status)
-        if not is_same or fingerprint_of_file(layout, read) != erased.fingerprint:
+        if not copy.is_of(facts) or fingerprint_of_file(layout, read) != erased.fingerprint:
             problem = "is not the file whose tokens are erased, or was modified"
             raise InvalidCorpus(path, f"{problem}; restore it, or the list")
-        # Last: a copy that can only be read could not be removed by the next command.
-        shutil.copystat(path, _copy_of(path))
-        os.utime(descriptor)
-        os.replace(_copy_of(path), path)
-        sync_folder(os.path.dirname(path))
-
-
-def _copy_of(path: str) -> str:
-    """Return the path of the copy of a file."""
-    folder, name = os.path.split(path)
-    start = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
-    return os.path.join(folder, f".{start}.tokenfeed-erasing")
-
-
-@contextmanager
-def _new_copy(original: OpenFile) -> Iterator[int]:
-    """Lend the descriptor of a new file beside a file, of the same owner, if there is room for a
-    copy: with its content where the file system can share that, else empty. It is removed at the
-    end, unless it was renamed.
-
-    Raises: WriteFailed.
-    """
-    path, status = _copy_of(original.path), original.status
-    with _write_errors(original.path):
-        _remove_unused(path)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _has_name(path, descriptor):
-                raise BlockingIOError(errno.EAGAIN, _IN_USE)
-            try:
-                if not _cloned(original.descriptor, descriptor):
-                    _require_room(os.path.dirname(path), original.size_bytes)
-                own = os.fstat(descriptor)
-                if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-                    os.fchown(descriptor, status.st_uid, status.st_gid)
-                yield descriptor
-            finally:
-                if _has_name(path, descriptor):
-                    os.unlink(path)
-        finally:
-            os.close(descriptor)
-
-
-def _has_name(path: str, descriptor: int) -> bool:
-    """Return whether an open file is the one that has a name."""
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _remove_unused(copy: str) -> None:
-    """Remove the copy that a killed process has left.  Raises: OSError, also if a process uses it:
-    datasets may share files.
-    """
-    with suppress(FileNotFoundError):
-        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            # To be written: on NFS only such a file can be locked.
-            descriptor = os.open(copy, os.O_RDWR | flags)
-        except PermissionError:
-            descriptor = os.open(copy, os.O_RDONLY | flags)  # it has its final mode already
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _has_name(copy, descriptor):
-                os.unlink(copy)
-        except BlockingIOError:
-            raise BlockingIOError(errno.EAGAIN, _IN_USE) from None
-        finally:
-            os.close(descriptor)
-
-
-def _cloned(original: int, copy: int) -> bool:
-    """Return whether a file shares its blocks with another one now."""
-    try:
-        fcntl.ioctl(copy, _FICLONE, original)
-    except OSError:
-        return False
-    return True
-
-
-def _require_room(folder: str, size_bytes: int) -> None:
-    """Raise OSError unless the disk of a folder has room for a file."""
-    room = os.statvfs(folder)
-    free_bytes = room.f_bavail * room.f_frsize
-    if free_bytes < size_bytes:
-        problem = f"a copy of {size_bytes:,} bytes does not fit into {free_bytes:,} free ones"
-        raise OSError(errno.ENOSPC, problem)
-
-
-@contextmanager
-def _write_errors(path: str) -> Iterator[None]:
-    """Turn an OSError into a WriteFailed that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        cure = _CURES.get(error.errno or 0, "mend that")
-        problem = f"cannot be replaced: {error.strerror}; {cure}, {_CURE}"
-        raise WriteFailed(path, problem) from error
-
-
-def _write(descriptor: int, place: int, content: bytes) -> None:
-    """Write all of some bytes.  Raises: OSError."""
-    left = memoryview(content)
-    while left:
-        count = os.pwrite(descriptor, left, place)
-        place, left = place + count, left[count:]
+        copy.take_place()

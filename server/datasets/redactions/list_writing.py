@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.files import replace_file
+from ...runtime.small_files import replace_file
 from .list_content import ListContent
 
 _LOG = logging.getLogger("tokenfeed.server")

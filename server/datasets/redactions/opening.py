@@ -15,7 +15,8 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.kept.container import kept_paths
+from ...storage.documents.index_file import index_paths
+from ...storage.door import scheme_of
 from ...storage.narrowing import Narrowing
 from ...storage.store import TokenStore
 from ..content import Scan
@@ -26,12 +27,14 @@ from .overlay import Read, overlay_of
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-OPTION = "--redactions"
-
 
 def list_path(store: TokenStore) -> str:
-    """Return the path of the list beside a dataset."""
-    return kept_paths(store.shards, store.stored, SUFFIX, None)[0]
+    """Return the path of the list beside a dataset; "" if nothing is written beside it: a list in a
+    cache folder would hold for one user of one machine.
+    """
+    if scheme_of(store.shards[0].path):
+        return ""
+    return index_paths(store.shards, store.stored, SUFFIX, None)[0]
 
 
 def opened_lists(

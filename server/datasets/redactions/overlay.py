@@ -74,7 +74,7 @@ def files_left(store: TokenStore, content: ListContent) -> list[ErasedFile]:
     """
     if content.erasure is None:
         return []
-    over = overlay_of(store, store.read, content)
+    over = overlay_of(store, store.files.read, content)
     return [one for one in content.erasure.files if not over.is_erased(one.file)]
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tokenfeed.stream.identity import redaction_list_hash
 
-from ...storage.store import PIECE_BYTES
+from ...storage.bytes import PIECE_BYTES
 
 Numbers = npt.NDArray[np.int64]
 Triple = tuple[int, int, int]

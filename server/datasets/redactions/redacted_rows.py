@@ -178,9 +178,13 @@ class RedactedRows:
         """Like `RowStore.require_intact`."""
         self._rows.require_intact()
 
-    def advise(self, spans: Spans, planes: Sequence[int] = ()) -> None:
+    def ready_count(self, spans: Spans, planes: Sequence[int] = ()) -> int | None:
+        """Like `RowStore.ready_count`."""
+        return self._rows.ready_count(spans, planes)
+
+    def advise(self, spans: Spans, planes: Sequence[int] = (), due_seconds: float = 0.0) -> None:
         """Like `RowStore.advise`."""
-        self._rows.advise(spans, planes)
+        self._rows.advise(spans, planes, due_seconds)
 
     def gather(self, spans: Spans, tokens: TokenArray, patient: bool = True) -> None:
         """Like `RowStore.gather`, with the fill in place of redacted tokens.

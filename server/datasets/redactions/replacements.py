@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from tokenfeed.errors import CorpusChanged, Unreadable
 
-from ...storage.files import OpenFile
 from ...storage.formats import Layout
+from ...storage.opened_file import OpenFile
 from ...storage.store import TokenStore
 from ..content import fingerprint_of_file
 from .list_file import RedactionLists
@@ -40,8 +40,7 @@ class Replacements:
         if content is None or erasure is None or expected is None:
             return False
         # Such a file is met with each poll, and may take a second to hash.
-        status = opened.status
-        facts = (status.st_ino, status.st_mtime_ns, expected.fingerprint)
+        facts = (opened.version, expected.fingerprint)
         if self._refused.get(file) == facts:
             return False
 
@@ -65,12 +64,13 @@ class Replacements:
         erasure = None if content is None else content.erasure
         if content is None or erasure is None or erasure.of_file(file) is None:
             return
-        looked_at = (erasure.list_hash, store.facts[file])
+        looked_at = (erasure.list_hash, store.files.facts[file])
         if self._looked_at.get(file) == looked_at:
             return
         try:
             own = erasure.ranges.of_file(file)
-            is_erased = Overlay(store.read_served, own, content.fill, store.stored).is_erased(file)
+            over = Overlay(store.files.read_served, own, content.fill, store.stored)
+            is_erased = over.is_erased(file)
         except (CorpusChanged, Unreadable):
             return
         self._looked_at[file] = looked_at

@@ -1,7 +1,7 @@
 """manifest.json: the inputs, options and output of an ingest; written by `tokenfeed.server.ingest`.
 
 docs/ingest.md lists its fields. The fingerprint of each split is compared with the files at every
-start. The digest is trusted, like that of a sidecar file.
+start. The digest is trusted, like that of a digest file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 from tokenfeed.errors import InvalidCorpus
 
-from ...storage.store import PIECE_BYTES
+from ...storage.bytes import PIECE_BYTES
+from ...storage.door import entry, is_folder, is_missing, open_file
 
 NAME = "manifest.json"
 VERSION = 1
@@ -55,14 +56,14 @@ def require_listed(split: ManifestSplit) -> None:
     listed size.
     """
     for name, (path, size_bytes, _) in split.listed_files():
+        found = entry(path)
+        if found is not None and found.size_bytes == size_bytes:
+            continue
         try:
-            found = os.stat(path).st_size
-        except OSError as error:
-            problem = f"cannot be read: {error.strerror}"
-        else:
-            if found == size_bytes:
-                continue
-            problem = f"has {found} bytes, not {size_bytes}"
+            with open_file(path) as file:
+                problem = f"has {file.size_bytes} bytes, not {size_bytes}"
+        except InvalidCorpus as error:
+            problem = error.problem
         cure = f"restore this {name}, or remove the folder and ingest again"
         raise InvalidCorpus(path, f"is listed in its manifest, but {problem}; {cure}")
 
@@ -73,12 +74,9 @@ def require_as_ingested(split: ManifestSplit) -> None:
     """
     for name, (path, _, sha256) in split.listed_files():
         found = hashlib.sha256()
-        try:
-            with open(path, "rb") as file:
-                while piece := file.read(PIECE_BYTES):
-                    found.update(piece)
-        except OSError as error:
-            raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
+        with open_file(path) as file, file.stream() as stream:
+            while piece := stream.read(PIECE_BYTES):
+                found.update(piece)
         if found.digest() != sha256:
             cure = "restore it, or remove the folder and ingest again"
             raise InvalidCorpus(path, f"is not the {name} that its manifest lists; {cure}")
@@ -91,7 +89,7 @@ def read_splits(folder: str) -> list[ManifestSplit] | None:
     """
     content = read_manifest(folder)
     if content is None:
-        if os.path.isdir(os.path.join(folder, WORK_FOLDER)):
+        if is_folder(os.path.join(folder, WORK_FOLDER)):
             raise InvalidCorpus(folder, "contains an unfinished ingest; run its command again")
         return None
     path = os.path.join(folder, NAME)
@@ -141,12 +139,12 @@ def read_manifest(folder: str) -> dict[str, Any] | None:
     """Return the content of a folder's manifest; None if it has none.  Raises: InvalidCorpus."""
     path = os.path.join(folder, NAME)
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
+        with open_file(path) as file:
+            content = json.loads(file.read(0, file.size_bytes))
+    except InvalidCorpus as error:
+        if is_missing(error):
+            return None
+        raise
     except (ValueError, RecursionError) as error:
         raise InvalidCorpus(path, "is not a manifest of tokenfeed, or is damaged") from error
     if not isinstance(content, dict) or "job" not in content:

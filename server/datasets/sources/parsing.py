@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ...runtime.exceptions import log_safe_name
+from ...storage.door import absolute, door_of, exists, is_folder
+from ...storage.options import DATA
 from .manifest import NAME as MANIFEST
 from .manifest import ManifestSplit, read_manifest, read_splits
 from .paths import (
@@ -55,7 +57,7 @@ def parse_datasets(words: Sequence[str], *, mixed_splits: bool = False) -> list[
     mixed_splits: whether files of several splits may be one dataset.  Raises: InvalidCorpus.
     """
     name, folder = without_name(words[0])
-    splits = read_splits(folder) if len(words) == 1 and os.path.isdir(folder) else None
+    splits = read_splits(folder) if len(words) == 1 and is_folder(folder) else None
     if splits is None:
         return [parse_data(words, mixed_splits=mixed_splits)]
     if len(splits) == 1:
@@ -79,11 +81,11 @@ def is_text(words: Sequence[str]) -> bool:
 
 
 def _is_text(path: str) -> bool:
-    if os.path.isdir(path):
-        made = os.path.exists(os.path.join(path, MANIFEST))
+    if is_folder(path):
+        made = exists(os.path.join(path, MANIFEST))
         return not (made or files_in(path, SHARD_SUFFIXES)) and bool(files_in(path, TEXT_SUFFIXES))
-    if not os.path.lexists(path) and glob.has_magic(path):
-        path = min(glob.glob(path, recursive=True), default=path)
+    if not exists(path) and glob.has_magic(path):
+        path = min(door_of(path).glob(path), default=path)
     return path.endswith(TEXT_SUFFIXES)
 
 
@@ -96,7 +98,7 @@ def parse_text(words: Sequence[str], *, mixed_splits: bool = False) -> DatasetSo
     _require_one_dataset((first, *words[1:]))
     paths, _ = text_files((first, *words[1:]))
     if not mixed_splits:
-        require_one_split((first, *words[1:]), paths, "--data ")
+        require_one_split((first, *words[1:]), paths, DATA.to)
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths))
 
 
@@ -120,7 +122,7 @@ def parse_data(words: Sequence[str], *, mixed_splits: bool = False) -> DatasetSo
     first = parts[0][0]
     paths = tokens_of([path for word, _ in parts for path in expand(word, SHARD_SUFFIXES)])
     if not mixed_splits:
-        require_one_split([word for word, _ in parts], paths, "--data ")
+        require_one_split([word for word, _ in parts], paths, DATA.to)
     if left := unserved([word for word, _ in parts]):
         _LOG.warning("not served: %s", log_safe_name(named_left_out(left)))
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
@@ -148,8 +150,8 @@ def _require_one_dataset(words: Sequence[str]) -> None:
     splits: dict[str, str] = {}
     tokenizers: dict[str, str] = {}
     for word in words if len(words) > 1 else ():
-        ingest, split = os.path.split(os.path.abspath(word))
-        manifest = read_manifest(ingest) if os.path.isdir(word) else None
+        ingest, split = os.path.split(absolute(word))
+        manifest = read_manifest(ingest) if is_folder(word) else None
         problem = ""
         if manifest is not None and splits.setdefault(ingest, split) != split:
             problem = f"is another split than {splits[ingest]} of the same ingest"
@@ -157,7 +159,7 @@ def _require_one_dataset(words: Sequence[str]) -> None:
             tokenizers[str(tokenizer.get("sha256"))] = f"{ingest} by {tokenizer.get('name')}"
             if len(tokenizers) > 1:
                 problem = f"has tokens of two tokenizers ({', '.join(tokenizers.values())})"
-        elif os.path.exists(os.path.join(word, MANIFEST)):
+        elif exists(os.path.join(word, MANIFEST)):
             problem = "is a whole ingest, and other files are given too"
         elif not _names_files(word) and _names_files(without_name(word)[1]):
             problem = "begins another dataset"
@@ -179,22 +181,22 @@ def _without_tensor(word: str) -> tuple[str, str | None]:
         return word, None
     for count in range(1, len(parts)):
         path, tensor = "#".join(parts[:count]), "#".join(parts[count:])
-        if os.path.isfile(path) or (not os.path.isdir(path) and _names_files(path)):
+        if not is_folder(path) and _names_files(path):
             return path, tensor
     return word, None
 
 
 def _names_files(word: str) -> bool:
-    return os.path.lexists(word) or (glob.has_magic(word) and bool(glob.glob(word, recursive=True)))
+    return exists(word) or (glob.has_magic(word) and bool(door_of(word).glob(word)))
 
 
 def _own_name(word: str, first_path: str) -> str:
     """Return the name of a folder, or the stem of the first file.  Raises: InvalidCorpus if it is
     not a valid name.
     """
-    name = os.path.splitext(os.path.basename(os.path.abspath(first_path)))[0]
-    if os.path.isdir(word):
-        name = os.path.basename(os.path.abspath(word))
+    name = os.path.splitext(os.path.basename(absolute(first_path)))[0]
+    if is_folder(word):
+        name = os.path.basename(absolute(word))
     if not name or not name.isprintable() or " " in name:
         raise InvalidCorpus(word, f"{name!r} is not a valid dataset name; pass one: 'NAME={word}'")
     return name

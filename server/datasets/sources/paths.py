@@ -12,9 +12,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.stream.planes import KINDS
+
+from ...storage.door import Entry, absolute, door_of, entry, exists, is_folder, open_file, scheme_of
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """The shards of a folder: it may also contain other files, such as a README or a script."""
@@ -43,6 +47,7 @@ _COMPANIONS = (
     (".ds.loss", ".ds"),
     (".ds.ids", ".ds"),
     (".csv.gz", ".npy"),
+    *((f".{name}", "") for name in KINDS.values()),
 )
 """Suffixes of files that accompany token files, and the suffix of the token file."""
 
@@ -59,14 +64,17 @@ def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
     """Return the files of one command-line word, in order; of a folder those with these suffixes.
     Raises: InvalidCorpus.
     """
-    if os.path.isdir(word):
+    door = door_of(word)
+    if is_folder(word):
         found = files_in(word, suffixes)
         problem = f"is a folder without files named *{', *'.join(suffixes)}"
         problem += _other_files(word, suffixes) if not found else ""
-    elif not os.path.lexists(word) and glob.has_magic(word):
+    elif not door.exists(word) and glob.has_magic(word):
         # Including dangling links, so that they cause an error later.
-        found = [path for path in glob.glob(word, recursive=True) if not os.path.isdir(path)]
+        found = [path for path in door.glob(word) if not is_folder(path)]
         problem = "matches no file"
+    elif "://" in word and not (scheme_of(word) or door.exists(word)):
+        raise InvalidCorpus(word, "names a kind of storage that is not known here")
     else:
         return [word]
     if not found:
@@ -103,8 +111,8 @@ def text_files(
         left = [one for one in _left_out(word) if not _is_same(one.path, made)]
         paths_left = {one.path for one in left}
         # A folder of nothing else is an error below, which names what it has.
-        is_folder = bool(left) and os.path.isdir(word)
-        every = files_in(word, TEXT_SUFFIXES) if is_folder else expand(word, TEXT_SUFFIXES)
+        in_folder = bool(left) and is_folder(word)
+        every = files_in(word, TEXT_SUFFIXES) if in_folder else expand(word, TEXT_SUFFIXES)
         found = sorted(set(every) - paths_left, key=os.fsencode) if left else every
         left_bytes, found_bytes = sum(one.size_bytes for one in left), sum(map(_size, found))
         if left and (not found or (left_bytes > found_bytes and not ignores_others)):
@@ -123,15 +131,14 @@ def unserved(words: Sequence[str]) -> list[LeftOut]:
     files, and folders with shards in them.
     """
     found = []
-    for word in filter(os.path.isdir, words):
-        with os.scandir(word) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.name.endswith(_PACKED_SHARDS):
-                    found.append(LeftOut(entry.path, "compressed; unpack it", 0))
-                elif _is_folder(entry) and files_in(entry.path, SHARD_SUFFIXES):
-                    found.append(LeftOut(entry.path, "a folder; name its files by a glob", 0))
+    for word in filter(is_folder, words):
+        for each in door_of(word).entries(word):
+            if each.name.startswith("."):
+                continue
+            if each.name.endswith(_PACKED_SHARDS):
+                found.append(LeftOut(each.path, "compressed; unpack it", 0))
+            elif each.is_folder and files_in(each.path, SHARD_SUFFIXES):
+                found.append(LeftOut(each.path, "a folder; name its files by a glob", 0))
     return sorted(found, key=lambda one: os.fsencode(one.path))
 
 
@@ -144,24 +151,22 @@ def named_left_out(left: Sequence[LeftOut]) -> str:
 
 def _left_out(word: str) -> Iterator[LeftOut]:
     """Yield what a folder, or a glob, has besides text."""
-    if os.path.isdir(word):
-        try:
-            paths = [os.path.join(word, name) for name in os.listdir(word)]
-        except OSError as error:
-            raise InvalidCorpus(word, f"cannot be read: {error.strerror}") from error
-    elif os.path.lexists(word) or not glob.has_magic(word):
+    door = door_of(word)
+    if is_folder(word):
+        entries = door.entries(word)
+    elif door.exists(word) or not glob.has_magic(word):
         return
     else:
         # Files of a glob are meant, whatever they are called.
-        paths = [path for path in glob.glob(word) if os.path.isdir(path)]
-    has_more = len(paths) > 1
-    for path in sorted(paths, key=os.fsencode):
+        paths = filter(is_folder, door.glob(word, recursive=False))
+        entries = [Entry(path, is_folder=True) for path in paths]
+    has_more = len(entries) > 1
+    for path, inside, *_ in sorted(entries, key=lambda each: os.fsencode(each.path)):
         name = os.path.basename(path)
         if name.startswith("."):
             continue
-        if os.path.isdir(path):
-            held = (os.path.join(top, one) for top, _, files in os.walk(path) for one in files)
-            yield LeftOut(path, "a folder; name its files by a glob", sum(map(_size, held)))
+        if inside:
+            yield LeftOut(path, "a folder; name its files by a glob", _size_below(path))
         elif not name.endswith(TEXT_SUFFIXES):
             yield LeftOut(path, "another kind of file", _size(path))
         elif has_more and _NOTICE.match(name):
@@ -175,11 +180,12 @@ def _left_out(word: str) -> Iterator[LeftOut]:
 def _why_not_lines(path: str) -> str:
     """Return what a file is instead of JSON lines; "" if it is these."""
     try:
-        # O_NONBLOCK: a pipe would be waited for.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            head = file.read(_SNIFFED_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except OSError:
-        return ""  # An error later.
+        with open_file(path) as file:
+            head = file.read(0, min(_SNIFFED_BYTES, file.size_bytes))
+    except InvalidCorpus as error:
+        # What cannot be read is an error later.
+        return "" if error.__cause__ is not None else "not JSON lines"
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith(b"["):
         return "a JSON array; write one object per line"
     line, end, _ = head.partition(b"\n")
@@ -191,14 +197,26 @@ def _why_not_lines(path: str) -> str:
 
 
 def _is_same(path: str, other: str) -> bool:
-    return bool(other) and os.path.realpath(path) == os.path.realpath(other)
+    return bool(other) and door_of(path).real(path) == door_of(other).real(other)
 
 
 def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0
+    found = entry(path)
+    return 0 if found is None else found.size_bytes or 0
+
+
+def _size_below(folder: str) -> int:
+    """Return the bytes of all files of a folder; links to folders are not followed."""
+    door = door_of(folder)
+    total_bytes, left = 0, [folder]
+    while left:
+        with suppress(InvalidCorpus):
+            for each in door.entries(left.pop()):
+                if not each.is_folder:
+                    total_bytes += _size(each.path)
+                elif not door.is_link(each.path):
+                    left.append(each.path)
+    return total_bytes
 
 
 def mask_of(path: str) -> str:
@@ -210,52 +228,49 @@ def mask_of(path: str) -> str:
     return ""
 
 
+def plane_path(path: str, kind: int) -> str:
+    """Return the path of the file of a plane beside a token file, which is named after the plane.
+    kind: of the plane.
+    """
+    return f"{path}.{KINDS[kind]}"
+
+
 def tokens_of(paths: Sequence[str]) -> list[str]:
     """Return the token files: a companion file is dropped if its token file is given too, and
     replaced by its token file if not.
     """
-    given = set(map(os.path.abspath, paths))
-    masks = {os.path.abspath(mask) for mask in map(mask_of, paths) if mask}
+    given = set(map(absolute, paths))
+    masks = {absolute(mask) for mask in map(mask_of, paths) if mask}
     tokens = []
     for path in paths:
-        if os.path.abspath(path) in masks:
+        if absolute(path) in masks:
             continue
         belongs = [
             path.removesuffix(suffix) + token_suffix
             for suffix, token_suffix in _COMPANIONS
             if path.endswith(suffix)
         ]
-        if not belongs or not os.path.lexists(belongs[0]):
+        if not belongs or not exists(belongs[0]):
             tokens.append(path)
-        elif os.path.abspath(belongs[0]) not in given:
-            given.add(os.path.abspath(belongs[0]))
+        elif absolute(belongs[0]) not in given:
+            given.add(absolute(belongs[0]))
             tokens.append(belongs[0])
     return tokens
 
 
 def files_in(folder: str, suffixes: tuple[str, ...]) -> list[str]:
     """Return the files with these suffixes, including dangling links."""
-    try:
-        entries = list(os.scandir(folder))
-    except OSError as error:
-        raise InvalidCorpus(folder, f"cannot be read: {error.strerror}") from error
     return [
-        entry.path
-        for entry in entries
-        if entry.name.endswith(suffixes) and entry.name[0] != "." and not _is_folder(entry)
+        each.path
+        for each in door_of(folder).entries(folder, suffixes)
+        if each.name[0] != "." and not each.is_folder
     ]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # A circular link: opening it raises an error.
-        return False
 
 
 def _other_files(folder: str, suffixes: tuple[str, ...]) -> str:
     """Return the most frequent suffixes of a folder, for an error, and what to do with them."""
-    others = Counter(os.path.splitext(name)[1] for name in os.listdir(folder))
+    names = [each.name for each in door_of(folder).entries(folder)]
+    others = Counter(os.path.splitext(name)[1] for name in names)
     del others[""]
     named = [f"{count} *{suffix}" for suffix, count in others.most_common(3)]
     if not named:

@@ -9,12 +9,13 @@ import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from tokenfeed.errors import InvalidCorpus
+from tokenfeed.errors import InvalidCorpus, Option
 
-OPTION = "--mixed-splits"
-"""Says that files of several splits are one dataset on purpose."""
+from ...storage.door import absolute, common_folder, door_of, exists, is_folder
+from ...storage.options import MIXED_SPLITS
+
 _SPLITS = dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")
 _SPLITS |= {"train": "", "test": "test"}
 """Words of names -> the split that they mean; files without one count as training files."""
@@ -23,13 +24,15 @@ _NAMED_MAX = 8
 _WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(_SPLITS)})(?=[0-9]*(?:[^a-z0-9]|$))")
 
 
-def require_one_split(words: Sequence[str], paths: Sequence[str], option: str) -> None:
+def require_one_split(
+    words: Sequence[str], paths: Sequence[str], take: Callable[[str], str]
+) -> None:
     """Raise InvalidCorpus if files of several splits are to be one dataset.
 
     A word of a name counts if it stands between separators, and if not all files have it. Names are
     those below what the user gave: of files, and of folders below a folder or a glob.
-    words: what the user gave.  paths: its files.  option: what stands before a path that takes one
-    split.
+    words: what the user gave.  paths: its files.  take: returns how files of one split are
+    taken, by their paths.
     """
     names = _below(words, paths)
     if not _WORD.search("\n".join(names).lower()):
@@ -50,11 +53,12 @@ def require_one_split(words: Sequence[str], paths: Sequence[str], option: str) -
         for split, numbers in splits.items()
     ]
     takes = [
-        f"{option}{_pattern([paths[number] for number in numbers], paths)}"
-        for numbers in splits.values()
+        take(_pattern([paths[number] for number in numbers], paths)) for numbers in splits.values()
     ]
     problem = f"has files of several splits: {', '.join(named)}; take one: {' or '.join(takes)}"
-    raise InvalidCorpus(words[0], f"{problem}; or all of them as one dataset: {OPTION}")
+    problem += f"; or all of them as one dataset: {MIXED_SPLITS}"
+    options = [one for one in takes if isinstance(one, Option)]
+    raise InvalidCorpus(words[0], problem, *options, MIXED_SPLITS)
 
 
 def _below(words: Sequence[str], paths: Sequence[str]) -> list[str]:
@@ -63,8 +67,8 @@ def _below(words: Sequence[str], paths: Sequence[str]) -> list[str]:
     in, of whose folders only those count that are called as a split, and nothing more.
     """
     if len(words) > 1:
-        parents = [os.path.dirname(os.path.abspath(word).rstrip(os.sep)) for word in words]
-        folder = os.path.commonpath(parents)
+        parents = [os.path.dirname(absolute(word).rstrip(os.sep)) for word in words]
+        folder = common_folder(parents)
         return [_with_splits(os.path.relpath(path, folder)) for path in paths]
     folder = _folder_of(words[0])
     begin = os.path.join(folder, "")
@@ -83,9 +87,9 @@ def _with_splits(path: str) -> str:
 
 def _folder_of(word: str) -> str:
     """Return the folder that a word names, that a glob begins with, or that a file is in."""
-    if os.path.isdir(word):
+    if is_folder(word):
         return word
-    if not os.path.lexists(word) and (magic := re.search(r"[*?[]", word)):
+    if not exists(word) and (magic := re.search(r"[*?[]", word)):
         return word[: word.rfind(os.sep, 0, magic.start()) + 1] or os.curdir
     return os.path.dirname(word) or os.curdir
 
@@ -98,7 +102,7 @@ def _pattern(wanted: Sequence[str], paths: Sequence[str]) -> str:
     """Return a glob of some of the files and no others; else these files, of many the first one."""
     if len(wanted) == 1:
         return repr(wanted[0])
-    folder = os.path.commonpath([os.path.dirname(path) or os.curdir for path in wanted])
+    folder = common_folder([os.path.dirname(path) or os.curdir for path in wanted])
     begins = os.path.commonprefix(list(map(os.path.basename, wanted)))  # noqa: RUF071
     ending = "*" + os.path.splitext(wanted[0])[1]
     others = set(map(os.path.normpath, paths)) - set(map(os.path.normpath, wanted))
@@ -106,7 +110,7 @@ def _pattern(wanted: Sequence[str], paths: Sequence[str]) -> str:
         glob.escape(os.path.join(folder, begins.rstrip("0123456789"))) + ending,
         os.path.join(glob.escape(folder), "**", ending),
     ):
-        found = set(map(os.path.normpath, glob.glob(pattern, recursive=True)))
+        found = set(map(os.path.normpath, door_of(pattern).glob(pattern)))
         if found >= set(map(os.path.normpath, wanted)) and not found & others:
             return repr(pattern)
     if len(wanted) <= _NAMED_MAX:

@@ -35,7 +35,7 @@ def find_sources(
     """
     paths, others = text_files(words, ignores_others=ignores_others, made=made)
     if not mixed_splits:
-        require_one_split(words, paths, "tokenfeed ingest ")
+        require_one_split(words, paths, "tokenfeed ingest {}".format)
     seen = set()
     for path in paths:
         if os.path.realpath(path) in seen:

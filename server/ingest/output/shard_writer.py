@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tokenfeed.errors import WriteFailed
 
 from ...datasets.sources.manifest import WORK_FOLDER
-from ...storage import files
+from ...runtime import small_files
 from ...storage.formats.document_ids import SUFFIX as IDS
 from ..tokenize.encoding import EncodedUnit
 
@@ -245,13 +245,13 @@ def _write_all(descriptor: int, content: bytes) -> None:
 def write_whole(path: str, text: str) -> None:
     """Write a small file atomically.  Raises: WriteFailed."""
     with write_errors(path):
-        files.replace_file(path, text.encode(), 0o644)
+        small_files.replace_file(path, text.encode(), 0o644)
 
 
 def sync_folder(folder: str) -> None:
     """Wait until the names in a folder are on the disk.  Raises: WriteFailed."""
     with write_errors(folder):
-        files.sync_folder(folder)
+        small_files.sync_folder(folder)
 
 
 @contextmanager

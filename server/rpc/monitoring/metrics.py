@@ -104,9 +104,9 @@ class _ServerCollector(Collector):
             "tokenfeed_dataset_lost",
             "1 if a dataset changed or vanished and is not served any more, else 0.",
             label,
-            {key: float(store.failed) for key, store in stores.items()},
+            {key: float(store.files.failed) for key, store in stores.items()},
         )
-        reads = {key: store.read_counts for key, store in stores.items()}
+        reads = {key: store.files.read_counts for key, store in stores.items()}
         yield _counter(
             "tokenfeed_cold_reads",
             "Gathers that had to wait for storage.",

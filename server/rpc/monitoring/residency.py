@@ -51,7 +51,7 @@ class Residency:
         self._shares = {
             name: resident_share(dataset)
             for name, dataset in self._datasets.items()
-            if dataset.store.kind == "map"
+            if dataset.store.files.kind == "map"
         }
 
 

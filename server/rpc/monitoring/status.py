@@ -20,7 +20,7 @@ from tokenfeed.wire.request import require_understood
 
 from ...datasets.dataset import Dataset
 from ...runtime.process import memory_limit, use
-from ...storage.rows import what_of
+from ...storage.documents import what_of
 from ..activity import StreamSeen
 from ..admission import (
     AdmissionControl,

@@ -10,25 +10,16 @@ from typing import Protocol
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile
+from ..layout import STORED, Documents, Layout, Stored
+from ..opened_file import OpenFile
+from ..options import DTYPE, FORMAT, ROW_TOKENS
 from . import datatrove, litdata, litgpt, llmc, megatron, npy, olmo, raw, safetensors, unsupported
-from .documents import Documents
-from .layout import (
-    ROW_OPTION,
-    ROW_TOKENS_MAX,
-    ROW_TOKENS_MIN,
-    STORED,
-    FormatOptions,
-    Layout,
-    NoTokens,
-    Stored,
-)
+from .layout import ROW_TOKENS_MAX, ROW_TOKENS_MIN, FormatOptions, NoTokens
 
 __all__ = [
     "FORMATS",
     "FORMAT_NAMES",
     "GIVEN",
-    "ROW_OPTION",
     "ROW_TOKENS_MAX",
     "ROW_TOKENS_MIN",
     "STORED",
@@ -92,19 +83,20 @@ def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
         is_certain = found in _CERTAIN or isinstance(error, NoTokens)
         if options.format or is_certain or isinstance(error.__cause__, OSError):
             raise
-        cure = f"pass --format {raw.NAME} if all of it is tokens"
-        raise InvalidCorpus(error.subject, f"{error.problem} ({cure})") from error
+        option = FORMAT.to(raw.NAME)
+        problem = f"{error.problem} (pass {option} if all of it is tokens)"
+        raise InvalidCorpus(error.subject, problem, *error.options, option) from error
     if options.dtype is not None and options.dtype != layout.dtype:
-        raise InvalidCorpus(
-            file.path,
-            f"has {layout.dtype.name} tokens, not --dtype {options.dtype.name}; omit --dtype",
-        )
+        given = DTYPE.to(options.dtype.name)
+        problem = f"has {layout.dtype.name} tokens, not {given}; omit {DTYPE}"
+        raise InvalidCorpus(file.path, problem, given, DTYPE)
     if options.tensor is not None and layout.format != safetensors.NAME:
         problem = f"is not safetensors, so it has no tensor {options.tensor!r}"
         raise InvalidCorpus(file.path, f"{problem}; omit #{options.tensor}")
     if options.row_tokens is not None and layout.token_count % options.row_tokens:
-        problem = f"has {layout.token_count} tokens, no multiple of {ROW_OPTION}"
-        raise InvalidCorpus(file.path, f"{problem} {options.row_tokens}")
+        rows = ROW_TOKENS.to(options.row_tokens)
+        problem = f"has {layout.token_count} tokens, no multiple of {rows}"
+        raise InvalidCorpus(file.path, problem, rows)
     if options.row_tokens is None:
         return layout
     return replace(layout, row_tokens=options.row_tokens)

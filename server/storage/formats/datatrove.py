@@ -12,9 +12,11 @@ from functools import partial
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile, open_file
-from .documents import Documents, Ends, require_ascending
-from .layout import STORED, FormatOptions, Layout, Stored, all_tokens
+from ..door import exists, open_file
+from ..layout import STORED, Documents, Ends, Layout, Stored
+from ..opened_file import OpenFile
+from .documents import require_ascending
+from .layout import FormatOptions, all_tokens
 
 NAME = "datatrove"
 SUFFIX = ".ds"
@@ -30,7 +32,7 @@ def matches(file: OpenFile) -> bool:
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
     """Return the layout; its type comes from .metadata or .index.  Raises: InvalidCorpus."""
     metadata, index = f"{file.path}.metadata", f"{file.path}.index"
-    has_metadata, has_index = os.path.lexists(metadata), os.path.lexists(index)
+    has_metadata, has_index = exists(metadata), exists(index)
     dtype, count = _metadata(metadata, file.size_bytes) if has_metadata else (None, None)
     if dtype is None and has_index:
         dtype = _width(_last_end(index), file.size_bytes)

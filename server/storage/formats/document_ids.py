@@ -6,7 +6,6 @@ document has, and which documents have an id. Ids need not be unique.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import open_file
+from ..door import exists, open_file
 
 SUFFIX = ".ds.ids"
 _BLOCK_BYTES = 64 << 20
@@ -28,7 +27,7 @@ def ids_path(shard_path: str) -> str:
 
 def ids_beside(shard_paths: Sequence[str]) -> list[str]:
     """Return the files of ids beside shards; shards without ids have none."""
-    return [path for path in map(ids_path, shard_paths) if os.path.lexists(path)]
+    return [path for path in map(ids_path, shard_paths) if exists(path)]
 
 
 class DocumentIds:

@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable
 
 from tokenfeed.errors import InvalidCorpus
 
+from ..layout import Ends
+
 _LOG = logging.getLogger("tokenfeed.server")
 _PROGRESS_SECONDS = 5.0
-
-Ends = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """The documents of a file.
-
-    count: how many.  path: of their index.  ends: rereads the index and yields, in blocks, where
-    documents end: in tokens, exclusive, ascending.  pairs: like ends, but yields two numbers for
-    each document, its first token and its end; None if each document begins where the one before it
-    ends, and the first one at 0.
-    """
-
-    count: int
-    path: str
-    ends: Callable[[], Iterator[Ends]]
-    pairs: Callable[[], Iterator[Ends]] | None = None
 
 
 def require_ascending(

@@ -1,51 +1,16 @@
-"""Where the tokens of a file are: the result of every format."""
+"""What the user knows of the files of a dataset, and layouts that several formats share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile
-from .documents import Documents
+from ..layout import STORED, Layout, Stored
+from ..opened_file import OpenFile
+from ..options import DTYPE, FORMAT, ROW_TOKENS
 
-Stored = np.dtype[np.integer]
-
-ROW_OPTION = "--row-tokens"
 ROW_TOKENS_MIN, ROW_TOKENS_MAX = 2, (1 << 31) - 1
-
-STORED: dict[str, Stored] = {
-    name: np.dtype(name).newbyteorder("<")
-    for name in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
-}
-"""The types of stored tokens, by the name that is part of a fingerprint."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One run of tokens in a file.
-
-    format: its name.  dtype: as stored, one of STORED.  first_byte: where the first token begins.
-    token_count: at least 1.  why: how the format was recognized.  dtype_assumed: whether the type
-    was recorded nowhere.  documents: None if they are unknown.  row_tokens: tokens of each row, if
-    the file is rows that do not overlap; None for a text that windows are cut from.
-    """
-
-    format: str
-    dtype: Stored
-    first_byte: int
-    token_count: int
-    why: str
-    dtype_assumed: bool = False
-    documents: Documents | None = None
-    row_tokens: int | None = None
-
-    @property
-    def content_bytes(self) -> int:
-        """Bytes of the tokens, without header."""
-        return self.token_count * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +43,11 @@ class FormatOptions:
     def words(self) -> tuple[str, ...]:
         """The options of a command line, without the tensor."""
         given = {
-            "--format": self.format,
-            "--dtype": self.dtype.name if self.dtype else None,
-            ROW_OPTION: self.row_tokens,
+            FORMAT: self.format,
+            DTYPE: self.dtype.name if self.dtype else None,
+            ROW_TOKENS: self.row_tokens,
         }
-        return tuple(f"{option} {value}" for option, value in given.items() if value)
+        return tuple(option.to(value) for option, value in given.items() if value)
 
 
 class NoTokens(InvalidCorpus):
@@ -102,7 +67,8 @@ def all_tokens(name: str, file: OpenFile, options: FormatOptions, why: str) -> L
         raise InvalidCorpus(
             file.path,
             f"has {file.size_bytes} bytes, not a multiple of {dtype.itemsize} ({dtype.name}); "
-            "it is truncated, or has another type (--dtype, unless metadata records it)",
+            f"it is truncated, or has another type ({DTYPE}, unless metadata records it)",
+            DTYPE,
         )
     count = file.size_bytes // dtype.itemsize
     return Layout(name, dtype, 0, count, why, dtype_assumed=options.dtype is None)

@@ -14,9 +14,11 @@ from functools import lru_cache, partial
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile, open_file
-from .documents import Documents, Ends, require_ascending
-from .layout import STORED, FormatOptions, Layout, is_chunk
+from ..door import Entry, entry, open_file
+from ..layout import STORED, Documents, Ends, Layout
+from ..opened_file import OpenFile
+from .documents import require_ascending
+from .layout import FormatOptions, is_chunk
 
 NAME = "litdata"
 
@@ -76,21 +78,18 @@ def _index_of(file: OpenFile) -> tuple[str, dict[str, int]]:
     of nothing else, by their names; "" and none if there is no index.
     """
     path = os.path.join(os.path.dirname(file.path), _INDEX)
-    try:
-        status = os.stat(path)
-    except OSError:
-        return "", {}
-    return _parsed(path, status.st_mtime_ns, status.st_size)
+    found = entry(path)
+    return ("", {}) if found is None else _parsed(found)
 
 
 @lru_cache(maxsize=1)
-def _parsed(path: str, modified_ns: int, size_bytes: int) -> tuple[str, dict[str, int]]:
-    """Parse an index once for all of its chunks.  modified_ns, size_bytes: of the index."""
+def _parsed(index: Entry) -> tuple[str, dict[str, int]]:
+    """Parse an index once for all of its chunks."""
     try:
-        with open(path, "rb") as index:
-            content = json.load(index)
+        with open_file(index.path) as file:
+            content = json.loads(file.read(0, file.size_bytes))
         (writer,) = content["config"]["data_format"]
         counts = {each["filename"]: each["dim"] for each in content["chunks"]}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (InvalidCorpus, ValueError, TypeError, KeyError, RecursionError):
         return "", {}
     return str(writer), {name: dim for name, dim in counts.items() if type(dim) is int}

@@ -10,8 +10,9 @@ import struct
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile
-from .layout import STORED, FormatOptions, Layout
+from ..layout import STORED, Layout
+from ..opened_file import OpenFile
+from .layout import FormatOptions
 
 NAME = "litgpt"
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile
-from .layout import STORED, FormatOptions, Layout, NoTokens, Stored
+from ..layout import STORED, Layout, Stored
+from ..opened_file import OpenFile
+from .layout import FormatOptions, NoTokens
 
 NAME = "llm.c"
 

@@ -6,7 +6,6 @@ end to end, so X.bin is one run of tokens. A document is one or more sequences.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 from functools import partial
@@ -16,9 +15,11 @@ import numpy as np
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile, open_file
-from .documents import Documents, Ends, require_ascending
-from .layout import STORED, FormatOptions, Layout, Stored
+from ..door import exists, open_file
+from ..layout import STORED, Documents, Ends, Layout, Stored
+from ..opened_file import OpenFile
+from .documents import require_ascending
+from .layout import FormatOptions
 
 NAME = "megatron"
 _MAGIC = b"MMIDIDX\0\0"
@@ -36,7 +37,7 @@ class _Index(NamedTuple):
 
 def matches(file: OpenFile) -> bool:
     """Return whether an index is beside it."""
-    return file.path.endswith(".bin") and os.path.lexists(_index_path(file.path))
+    return file.path.endswith(".bin") and exists(_index_path(file.path))
 
 
 def layout(file: OpenFile, options: FormatOptions) -> Layout:

@@ -7,7 +7,6 @@ Layout: src/olmo_core/data of github.com/allenai/OLMo-core. The token type is re
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +17,13 @@ import numpy as np
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile, open_file
+from ..door import exists, open_file
+from ..layout import Documents, Ends, Layout
+from ..opened_file import OpenFile
+from ..options import FORMAT
 from . import npy
-from .documents import Documents, Ends, require_ascending
-from .layout import FormatOptions, Layout, all_tokens
+from .documents import require_ascending
+from .layout import FormatOptions, all_tokens
 
 NAME = "olmo"
 SUFFIX = ".npy"
@@ -38,11 +40,13 @@ def matches(file: OpenFile) -> bool:
 def layout(file: OpenFile, options: FormatOptions) -> Layout:
     """Return the layout: the whole file is tokens.  Raises: InvalidCorpus."""
     if npy.matches(file):
-        raise InvalidCorpus(file.path, "has NumPy's header, so it is not OLMo's; pass --format npy")
+        option = FORMAT.to(npy.NAME)
+        problem = f"has NumPy's header, so it is not OLMo's; pass {option}"
+        raise InvalidCorpus(file.path, problem, option)
     why = f"named *{SUFFIX}, without NumPy's header"
     path = file.path.removesuffix(SUFFIX) + ".csv.gz"
     found = all_tokens(NAME, file, options, why)
-    if not os.path.lexists(path):
+    if not exists(path):
         return found
     count = require_ascending(path, _ends(path), found.token_count, all_of_it=False)
     documents = Documents(count, path, partial(_ends, path), partial(_pairs, path))
@@ -58,8 +62,7 @@ def _ends(path: str) -> Iterator[Ends]:
 def _pairs(path: str) -> Iterator[Ends]:
     """Yield START and END of each document.  Raises: InvalidCorpus."""
     try:
-        with open_file(path) as packed, open(packed.descriptor, "rb", closefd=False) as stream:
-            file = gzip.GzipFile(fileobj=stream)
+        with open_file(path) as packed, gzip.GzipFile(fileobj=packed.stream()) as file:
             lines = iter(partial(file.readline, _LINE_BYTES_MAX), b"")
             while block := list(islice(lines, _LINES_AT_ONCE)):
                 if max(map(len, block)) == _LINE_BYTES_MAX:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..files import OpenFile
-from .layout import FormatOptions, Layout, all_tokens
+from ..layout import Layout
+from ..opened_file import OpenFile
+from .layout import FormatOptions, all_tokens
 
 NAME = "raw"
 

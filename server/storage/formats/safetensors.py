@@ -12,8 +12,9 @@ from typing import Any
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile
-from .layout import STORED, FormatOptions, Layout
+from ..layout import STORED, Layout
+from ..opened_file import OpenFile
+from .layout import FormatOptions
 
 NAME = "safetensors"
 SUFFIX = ".safetensors"

@@ -1,13 +1,17 @@
 """Token files on this machine's file systems.
 
-local_store.py     the common part of both stores: rows, narrowing, detection of truncated files
-mapped_store.py    files in one range of memory; the kernel copies rows out of the map
-pread_store.py     files read by pread, for network file systems
-descriptors.py     the descriptors of pread_store.py: all files, or those used last
+door.py            finds and opens them
+choice.py          how those of a dataset are read, and why
+local_bytes.py     what both ways have in common: truncated files are detected within an extent
+mapped_bytes.py    files in one range of memory; the kernel copies out of the map
+pread_bytes.py     files read by pread, for network file systems
+file_table.py      all of them by number: addresses, and the last bytes that are not 0
+descriptors.py     the descriptors of pread_bytes.py: all files, or those used last
 opened_shards.py   changes of the files since they were opened, and retries of failed reads
 shard.py           one file: its layout, its stat, its last bytes
-copying.py         the kernel copies rows out of the map
-readahead.py       reads the rows of the next frames ahead
-sidecar.py         stores a digest in a file beside the tokens
+files.py           opens one
+replacing.py       a file that takes the place of another one
+copying.py         the kernel copies out of the map
+readahead.py       reads what the next frames need ahead
 syscalls.py        the system calls that Python does not offer
 """

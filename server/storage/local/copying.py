@@ -19,15 +19,13 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.wire.frame import FRAME_BYTES_TARGET
 
+from ..bytes import ByteArray
 from . import syscalls
 
 _LOG = logging.getLogger("tokenfeed.server")
-
-TokenBytes = npt.NDArray[np.uint8]
 
 _BYTES_KEPT = 4 * FRAME_BYTES_TARGET
 """A file in memory that grew beyond this, for a giant row, is not kept."""
@@ -40,7 +38,7 @@ FILES_AT_ONCE = 64
 class Copier(Protocol):
     """Copies ranges of the map. All methods may be called from several threads at once."""
 
-    def copy(self, ranges: syscalls.Ranges, target: TokenBytes) -> int | None:
+    def copy(self, ranges: syscalls.Ranges, target: ByteArray) -> int | None:
         """Copy mapped ranges, one after another, into target, which has their size.
 
         Returns: the index of the first range that could not be read, None if all could.
@@ -58,7 +56,7 @@ def best_copier() -> Copier:
 class DirectCopier:
     """Copies straight to the target, by process_vm_writev on this process."""
 
-    def copy(self, ranges: syscalls.Ranges, target: TokenBytes) -> int | None:
+    def copy(self, ranges: syscalls.Ranges, target: ByteArray) -> int | None:
         """Like `Copier.copy`."""
         return syscalls.copy_to_memory(ranges, target.ctypes.data, target.size)
 
@@ -80,7 +78,7 @@ class FileCopier:
         for _ in range(FILES_AT_ONCE):
             self._permits.put(None)
 
-    def copy(self, ranges: syscalls.Ranges, target: TokenBytes) -> int | None:
+    def copy(self, ranges: syscalls.Ranges, target: ByteArray) -> int | None:
         """Like `Copier.copy`; waits while all files are in use."""
         with self._lend(target.size) as file:
             unread = syscalls.copy_to_file(ranges, file.descriptor, target.size)
@@ -114,7 +112,7 @@ class _MemoryFile:
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("tokenfeed")
         weakref.finalize(self, os.close, self.descriptor).atexit = False
-        self.content: TokenBytes = np.empty(0, dtype=np.uint8)
+        self.content: ByteArray = np.empty(0, dtype=np.uint8)
 
     def grow(self, size_bytes: int) -> None:
         """Grow to at least size_bytes bytes."""

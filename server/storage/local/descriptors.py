@@ -20,6 +20,8 @@ from typing import TypeVar
 
 from tokenfeed.errors import InvalidCorpus
 
+from ..options import READ
+
 Result = TypeVar("Result")
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -225,7 +227,8 @@ def descriptors_for(
             paths[0],
             f"{len(paths)} files need descriptors, but the hard limit is {hard}, of which "
             f"{open_now} are open and {_SPARE} reserved for connections; raise the "
-            "hard limit of open files (ulimit -Hn, LimitNOFILE), or pass --read map",
+            f"hard limit of open files (ulimit -Hn, LimitNOFILE), or pass {READ.to('map')}",
+            READ.to("map"),
         )
     _LOG.warning(
         "files are opened as they are read dataset=%s files=%d open=%d: to keep all of them open, "

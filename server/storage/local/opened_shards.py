@@ -1,4 +1,4 @@
-"""The opened files of a store: detects their changes, and retries failed reads.
+"""The opened files of a dataset: detects their changes, and retries failed reads.
 
 Files are checked one at a time, at a rate that all datasets share (PollRate). After a failed read,
 the size and the modification time decide: if one of them has changed, the file was truncated or
@@ -20,8 +20,8 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.threads.poll_rate import PollRate
-from ..files import OpenFile, open_file
-from ..store import CHANGED, IsErasedFile, SameContent, Submit
+from ..bytes import CHANGED, IsErasedFile, SameContent, Submit
+from .files import LocalFile, open_file
 from .shard import FileChange, FileStat, Shard
 
 Result = TypeVar("Result")
@@ -310,7 +310,7 @@ class OpenedShards(ABC):
             return False
 
     @abstractmethod
-    def _exchange(self, index: int, file: OpenFile, shard: Shard) -> None:
+    def _exchange(self, index: int, file: LocalFile, shard: Shard) -> None:
         """Read from another file of the same size from now on.  shard: what describes it."""
 
     def _log_failed_check(self, index: int, reason: str | None) -> None:

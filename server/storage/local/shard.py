@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..files import OpenFile, open_file, read_part
-from ..formats import FormatOptions, Layout, read_layout
+from ..door import ReadLayout
+from ..formats import Layout
 from . import syscalls
+from .files import LocalFile, open_file, read_part
 
 _TAIL_BYTES_MAX = 16 * syscalls.PAGE_BYTES
 """How far from its end a file is searched for a byte that is not 0."""
@@ -84,9 +85,9 @@ class Shard:
     tail: Tail
 
     @classmethod
-    def describe(cls, file: OpenFile, options: FormatOptions) -> Shard:
+    def describe(cls, file: LocalFile, read_layout: ReadLayout) -> Shard:
         """Describe an opened file.  Raises: InvalidCorpus if it is not a valid token file."""
-        layout = read_layout(file, options)
+        layout = read_layout(file)
         return cls(
             file.path,
             layout,
@@ -123,7 +124,7 @@ class Shard:
         """Return it with other facts, for when its content is known to be the same."""
         return replace(self, facts=facts)
 
-    def replaced_by(self, file: OpenFile) -> Shard:
+    def replaced_by(self, file: LocalFile) -> Shard:
         """Return it with the facts and the tail of another file of its size.  Raises:
         InvalidCorpus.
         """
@@ -168,7 +169,7 @@ class Shard:
             )
 
 
-def _read_tail(file: OpenFile, size_bytes: int) -> Tail:
+def _read_tail(file: LocalFile, size_bytes: int) -> Tail:
     """Return the end of the first size_bytes bytes of a file.  Raises: InvalidCorpus."""
     last_page = max(0, size_bytes - 1) // syscalls.PAGE_BYTES * syscalls.PAGE_BYTES
     first_byte = last_page

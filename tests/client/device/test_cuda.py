@@ -94,7 +94,7 @@ def test_a_graph_is_captured_while_batches_arrive(
     feeds: tuple[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One CUDA call from the receiving thread would end the capture."""
-    monkeypatch.setattr("tokenfeed.client.stream.row_stream.FIRST_PREFETCH_BYTES", 4 << 30)
+    monkeypatch.setattr("tokenfeed.client.source.row_stream.FIRST_PREFETCH_BYTES", 4 << 30)
     address, expected = feeds
     x = torch.zeros(B, T, dtype=torch.int64, device="cuda")
     y, seen = torch.zeros_like(x), torch.zeros_like(x)

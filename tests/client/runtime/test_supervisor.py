@@ -18,7 +18,7 @@ from tests.client.conftest import ScriptedServer, StartScripted, honest, honest_
 from tests.conftest import ROOT
 from tests.support.waiting import eventually
 from tokenfeed.client.runtime.supervisor import END_SECONDS, Supervisor, Task
-from tokenfeed.client.stream.row_stream import RowStream
+from tokenfeed.client.source.row_stream import RowStream
 from tokenfeed.errors import Unreachable
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -158,7 +158,7 @@ def test_the_timeout_ends_a_wait_for_user_code_that_hangs(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No attempt ends that could count it."""
-    monkeypatch.setattr("tokenfeed.client.stream.failover._ATTEMPT_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("tokenfeed.client.source.failover._ATTEMPT_GRACE_SECONDS", 0.2)
     monkeypatch.setattr("tokenfeed.client.runtime.supervisor.END_SECONDS", 0.2)
     over = threading.Event()
     for ask in (next, RemoteBatches.state_dict):

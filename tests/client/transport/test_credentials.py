@@ -39,8 +39,8 @@ def log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> pytest.LogCaptureFixture:
     """The log of a client that tries again soon, with a line for each failed round."""
-    monkeypatch.setattr("tokenfeed.client.stream.failover._LOG_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr("tokenfeed.client.stream.failover._BACKOFF_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("tokenfeed.client.source.failover._LOG_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("tokenfeed.client.source.failover._BACKOFF_SECONDS_MAX", 0.2)
     return caplog
 
 

@@ -352,6 +352,22 @@ def test_a_server_that_is_stopped_in_a_search_leaves_no_file_behind(
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_servers_with_different_delimiters_find_their_own_file_again(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """On one folder, each would search all tokens at each start, and write over the other's."""
+    path = tmp_path / "corpus" / "train.bin"
+    path.parent.mkdir()
+    np.random.default_rng(1).integers(1, 4, 1_000_000).astype("<u2").tofile(path)
+    for event in ("made", "found"):
+        for delimiter in ("1", "2"):
+            words = ["--data", path, "--dtype", "uint16", "--document-end-token", delimiter]
+            server = serve(*words)
+            assert f"document borders {event} dataset=train documents=33" in server.stderr
+            assert server.stop() == 0
+    assert len(list(path.parent.glob(".*.tokenfeed-documents-*"))) == 2
+
+
 Change = Callable[[Path], None]
 
 

@@ -35,11 +35,11 @@ from tests.support.packed_corpora import (
     random_lengths,
     write_corpus,
 )
-from tokenfeed.client.stream import failover
+from tokenfeed.client.source import failover
 from tokenfeed.errors import RequestError, StreamMismatch, Unreachable
 from tokenfeed.server import pack
 from tokenfeed.server.datasets.sources import DatasetSource
-from tokenfeed.server.storage.rows import indices
+from tokenfeed.server.storage.documents import row_indices
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 T, B, SEED = 13, 4, 7
@@ -603,7 +603,7 @@ def test_a_server_does_not_make_the_rows_of_very_many_documents(
 ) -> None:
     """The refusal names the command that makes them; rows that it has made are served."""
     corpus = write_corpus(tmp_path / "corpus", random_lengths(9, T))
-    monkeypatch.setattr(indices, "DOCUMENTS_MAX", 100)
+    monkeypatch.setattr(row_indices, "DOCUMENTS_MAX", 100)
     with served_here(corpus) as address:
         said = refusal(RemoteBatches(address, B, T, order="packed", **ALONE))
     options = "--order packed --long cut --dtype uint16"

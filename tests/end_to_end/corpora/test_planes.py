@@ -19,9 +19,9 @@ from tests.support.frames import encode
 from tests.support.gathering import gather_block
 from tests.support.memory_store import MemoryStore
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.client.stream.dataset_client import DatasetClient
-from tokenfeed.client.stream.row_stream import RowStream
-from tokenfeed.client.stream.wanted_planes import WantedPlanes
+from tokenfeed.client.source.row_stream import RowStream
+from tokenfeed.client.source.servers import Servers
+from tokenfeed.client.source.wanted_planes import WantedPlanes
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.errors import BadFrame
 from tokenfeed.sampling import orders
@@ -133,7 +133,7 @@ def accepted(store: MemoryStore, messages: list[bytes]) -> int:
 def test_the_client_delivers_the_planes_that_it_requested(store: MemoryStore, peer: Peer) -> None:
     """Tokens and planes are one value from the gather to the consumer of the rows."""
     request = Request(STREAM, POSITION, num_batches=40)
-    remote = DatasetClient(
+    remote = Servers(
         peer.address,
         request,
         timeouts=Timeouts(reconnect_seconds=5),

@@ -249,7 +249,7 @@ def test_every_module_is_there_once_by_its_long_name(
     """Of two classes of one name, `except` catches only one."""
     code = (
         "import client, importlib, server, sys, tokenfeed\n"
-        "for module in ('client.stream', 'client.stream.row_stream', 'server.datasets'):\n"
+        "for module in ('client.source', 'client.source.row_stream', 'server.datasets'):\n"
         "    importlib.import_module(f'tokenfeed.{module}')\n"
         "    try:\n"
         "        importlib.import_module(module)\n"

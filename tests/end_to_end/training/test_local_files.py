@@ -18,7 +18,7 @@ import torch
 
 from client import LimitExceeded, RemoteBatches, StreamMismatch
 from tests.conftest import ROOT, Serve, WriteTokens
-from tests.server.storage.borders.naive import write_datatrove
+from tests.server.storage.documents.starts_corpora import write_datatrove
 from tests.support.commands import run_ranks
 from tests.support.offline import offline_rows, received_rows
 from tests.support.waiting import least_seconds

@@ -44,9 +44,10 @@ from tokenfeed.client.device.transfer import DirectTransfer, PinnedTransfer
 from tokenfeed.client.feed.mixture.recipe import Definition
 from tokenfeed.client.feed.ranks.agreement import RankAgreement
 from tokenfeed.client.feed.state import read_state
-from tokenfeed.client.local.local_files import LocalFiles
-from tokenfeed.client.stream.dataset_client import Agreement, DatasetClient
-from tokenfeed.client.stream.wanted_planes import WantedPlanes
+from tokenfeed.client.source.datasets import Agreement
+from tokenfeed.client.source.files import Files
+from tokenfeed.client.source.servers import Servers
+from tokenfeed.client.source.wanted_planes import WantedPlanes
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
@@ -470,7 +471,7 @@ def test_ranks_whose_servers_have_other_planes_find_out(
         one, same, two = (
             opened.enter_context(
                 closing(
-                    DatasetClient(
+                    Servers(
                         target,
                         wanted(T, B),
                         timeouts=Timeouts(reconnect_seconds=5),
@@ -498,7 +499,7 @@ def test_a_rank_without_a_mask_finds_out_too(corpora: tuple[Corpus, ...], given:
         one, two = (
             opened.enter_context(
                 closing(
-                    DatasetClient(
+                    Servers(
                         target,
                         wanted(T, B),
                         timeouts=Timeouts(reconnect_seconds=5),
@@ -521,10 +522,10 @@ def test_a_rank_without_a_mask_finds_out_too(corpora: tuple[Corpus, ...], given:
 def local(monkeypatch: pytest.MonkeyPatch) -> str:
     """A target that reads the corpus without a server."""
 
-    def opened(_: LocalFiles) -> LocalDatasets:
+    def opened(_: Files) -> LocalDatasets:
         return LocalDatasets([CORPUS.dataset()], lambda: False, polls=False)
 
-    monkeypatch.setattr(LocalFiles, "_open_files", opened)
+    monkeypatch.setattr(Files, "_open_files", opened)
     return "file:train.bin"
 
 
@@ -548,23 +549,20 @@ def test_local_files_have_the_same_targets(
     )
 
 
-def test_local_files_of_unknown_documents_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by a server."""
-    dataset = replace(CORPUS, starts=None).dataset()
-    opened = LocalDatasets([dataset], lambda: False, polls=False)
-    monkeypatch.setattr(LocalFiles, "_open_files", lambda _: opened)
-    feed = RemoteBatches("file:train.bin", B, T, mask_borders=True, **ALONE)
-    with feed, pytest.raises(InvalidRequest, match="documents of dataset 'train' are not known"):
-        next(feed)
-
-
 # --- what is refused ---
 
 
-def test_borders_of_unknown_documents_are_refused_at_the_first_read() -> None:
+@pytest.mark.parametrize("is_local", [False, True], ids=["server", "files"])
+def test_borders_of_unknown_documents_are_refused_at_the_first_read(
+    monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
     """Not silently left out, and not before: a feed does no I/O when it is made."""
-    with served(replace(CORPUS, starts=None)) as (address,):
-        feed = RemoteBatches(address, B, T, mask_borders=True, **ALONE)
+    unknown = replace(CORPUS, starts=None)
+    opened = LocalDatasets([unknown.dataset()], lambda: False, polls=False)
+    monkeypatch.setattr(Files, "_open_files", lambda _: opened)
+    with served(unknown) as (address,):
+        target = "file:train.bin" if is_local else address
+        feed = RemoteBatches(target, B, T, mask_borders=True, **ALONE)
         with feed, pytest.raises(InvalidRequest) as caught:
             next(feed)
 
@@ -600,10 +598,10 @@ class Searching(MemoryStore):
 
     def search(self) -> None:
         self.found = self.planes[DOCUMENT_STARTS]
-        self.planes[DOCUMENT_STARTS] = b""
+        self.plane(DOCUMENT_STARTS).fingerprint = b""
 
     def finish(self) -> None:
-        self.planes[DOCUMENT_STARTS] = self.found
+        self.plane(DOCUMENT_STARTS).fingerprint = self.found
 
 
 def test_a_server_that_still_searches_is_waited_for_or_left_out(
@@ -752,8 +750,8 @@ def test_a_change_of_a_mixture_finds_out_that_a_mask_was_exchanged() -> None:
         ) as feed,
     ):
         next(feed)
-        datasets["chat"].store.planes[LOSS_MASK] = bytes([7] * 32)
-        with pytest.raises(StreamMismatch, match=r"mixture\.chat: has another loss mask or other"):
+        datasets["chat"].store.plane(LOSS_MASK).fingerprint = bytes([7] * 32)
+        with pytest.raises(StreamMismatch, match=r"mixture\.chat: has other planes now: loss masks?$"):
             feed.change_mixture({"web": 1, "code": 3})
 
 

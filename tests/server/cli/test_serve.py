@@ -356,7 +356,7 @@ def test_a_number_of_tokens_of_a_row_that_is_none_is_refused(
 ) -> None:
     """A row has a token and its target."""
     line = refusal("--data", write_tokens(range(100)), f"--row-tokens={word}")
-    assert line == f"--row-tokens: {word!r} is no number from 2 to 2147483647"
+    assert line == f"--row-tokens: is {word!r}; it takes a number from 2 to 2147483647"
 
 
 # Addresses that cannot be had.

@@ -19,7 +19,7 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
-from tokenfeed.server.storage.choice import Storing
+from tokenfeed.server.storage.door import Storing
 from tokenfeed.server.storage.formats import FormatOptions
 
 OpenDataset = Callable[..., Dataset]
@@ -182,7 +182,7 @@ def test_a_large_corpus_is_scanned_in_full_before_it_is_narrowed(
     told = "'train' has a token that cannot be served; the log of its server says where"
     with pytest.raises(CorpusChanged, match=told):
         gather_block(store, spans)
-    assert store.failed
+    assert store.files.failed
     assert "sparse.npy: token 123456789 is 70000, which cannot be served; " in caplog.text
 
 
@@ -305,7 +305,7 @@ def test_a_file_overwritten_with_its_modification_time_set_back_fails(
 
     look_at_all(dataset)
 
-    assert dataset.store.failed
+    assert dataset.store.files.failed
 
 
 def test_a_file_overwritten_with_invalid_tokens_fails_too(tmp_path: Path, storing: Storing) -> None:
@@ -324,7 +324,7 @@ def test_a_file_overwritten_with_invalid_tokens_fails_too(tmp_path: Path, storin
 
     look_at_all(dataset)
 
-    assert dataset.store.failed
+    assert dataset.store.files.failed
     dataset.close()
 
 
@@ -337,13 +337,13 @@ def test_a_file_that_has_grown_fails_once_its_opened_part_is_written_to(
     append(path)
     for _ in range(looks_between):
         look_at_all(dataset)
-        assert not dataset.store.failed
+        assert not dataset.store.files.failed
     let_time_pass(path)
     overwrite(path)
 
     look_at_all(dataset)
 
-    assert dataset.store.failed
+    assert dataset.store.files.failed
 
 
 def test_a_file_may_grow_again_and_again(served: tuple[Path, Dataset]) -> None:
@@ -352,7 +352,7 @@ def test_a_file_may_grow_again_and_again(served: tuple[Path, Dataset]) -> None:
         append(path)
         look_at_all(dataset)
 
-    assert not dataset.store.failed
+    assert not dataset.store.files.failed
 
 
 def test_a_file_whose_mode_or_name_changes_is_served_on(
@@ -368,5 +368,5 @@ def test_a_file_whose_mode_or_name_changes_is_served_on(
     look_at_all(dataset)
     look_at_all(dataset)
 
-    assert not dataset.store.failed
+    assert not dataset.store.files.failed
     assert caplog.text == ""

@@ -30,8 +30,8 @@ from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.datasets.sources.manifest import ManifestSplit
 from tokenfeed.server.datasets.warmup import WarmUp, take_digest
-from tokenfeed.server.storage.choice import Storing
-from tokenfeed.server.storage.local.sidecar import read_sidecar
+from tokenfeed.server.storage.digest_file import read_digest
+from tokenfeed.server.storage.door import Storing
 from tokenfeed.stream import identity
 
 TOKENS = 1_300_000
@@ -80,7 +80,7 @@ def expected_digest(paths: list[Path]) -> bytes:
 
 
 def kept_digest(dataset: Dataset) -> bytes:
-    return read_sidecar(dataset.store.shards, dataset.store.stored)
+    return read_digest(dataset.store.files, dataset.store.stored)
 
 
 def never() -> bool:
@@ -163,7 +163,7 @@ def test_where_the_sidecar_cannot_be_written_memory_has_the_digest(
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("tokenfeed.server.storage.local.sidecar.os.replace", read_only)
+    monkeypatch.setattr("tokenfeed.server.runtime.small_files.os.replace", read_only)
     with caplog.at_level(logging.INFO, "tokenfeed.server"):
         warmed_up(dataset)
 
@@ -219,7 +219,7 @@ def test_no_digest_of_a_failed_corpus_is_stored(dataset: Dataset, paths: list[Pa
     """It is not served any more."""
     os.utime(paths[0], ns=(1, 1))
     look_at_all(dataset)
-    assert dataset.store.failed
+    assert dataset.store.files.failed
 
     assert take_digest(dataset, never) == "its files changed, or cannot be read"
 

@@ -23,10 +23,10 @@ from tokenfeed.server.datasets.dataset import Dataset, start_polling
 from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, log_opened, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
 from tokenfeed.server.rows.reader import RowReader
-from tokenfeed.server.storage import choice
-from tokenfeed.server.storage.choice import Storing
+from tokenfeed.server.storage.bytes import Extents
+from tokenfeed.server.storage.door import Storing
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local import descriptors
+from tokenfeed.server.storage.local import choice, descriptors
 from tokenfeed.server.storage.mixed_store import MixedStore
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
@@ -202,7 +202,7 @@ def test_a_mask_that_is_truncated_fails_its_dataset(masked: Masked, finder: str)
         assert dataset.loss_mask is not None
         dataset.loss_mask.poll_file(0)
 
-    assert dataset.store.failed
+    assert dataset.store.files.failed
 
 
 def test_a_byte_that_is_written_into_a_mask_is_found_by_polling(masked: Masked) -> None:
@@ -213,7 +213,7 @@ def test_a_byte_that_is_written_into_a_mask_is_found_by_polling(masked: Masked) 
         let_time_pass(mask_of(dataset))
         with open(mask_of(dataset), "r+b") as file:
             file.write(b"\1\0\1")
-        assert eventually(lambda: dataset.store.failed)
+        assert eventually(lambda: dataset.store.files.failed)
     finally:
         poller.close()
 
@@ -227,7 +227,7 @@ def test_a_touched_mask_with_the_same_content_is_served_further(masked: Masked) 
     dataset.loss_mask.poll_file(0)
     look_at_all(dataset)
 
-    assert not dataset.store.failed
+    assert not dataset.store.files.failed
 
 
 @pytest.mark.parametrize(("planes", "is_advised"), [((LOSS_MASK,), True), ((), False)])
@@ -238,24 +238,24 @@ def test_a_cold_mask_is_read_ahead_for_those_who_want_it(
     dataset = masked(random_masks())
     assert dataset.loss_mask is not None
     mask = dataset.loss_mask.store
-    advised: list[Spans] = []
-    monkeypatch.setattr(mask, "seem_resident", lambda spans: False)
-    monkeypatch.setattr(mask, "read_ahead", advised.append)
-    dataset.store.readahead.cold = False  # type: ignore[attr-defined]
+    advised: list[Extents] = []
+    monkeypatch.setattr(mask.files, "seem_resident", lambda extents: False)
+    monkeypatch.setattr(mask.files, "read_ahead", advised.append)
+    dataset.store.files.readahead.cold = False  # type: ignore[attr-defined]
     assert not dataset.store.cold, "no client has wanted the mask"
     stream = Stream.of_dataset("x", orders.latest("shuffled"), 5, T)
     request = Request(stream, Position(0, 4), planes, num_batches=8)
     rows = RowReader(request, dataset.store, lambda: dataset.store)
 
     dataset.store.gather_planes(planned(dataset, "shuffled", 4), (LOSS_MASK,))
-    mask.readahead.cold = True  # type: ignore[attr-defined]
+    mask.files.readahead.cold = True  # type: ignore[attr-defined]
     assert dataset.store.cold
     rows.take(4)
 
     assert bool(advised) is is_advised
     wanted = plan(stream, [dataset.store.shape], np.arange(32))
-    for spans in advised:
-        assert np.array_equal(spans.token_offset, wanted.token_offset)
+    for extents in advised:
+        assert np.array_equal(extents.first_byte, mask.extents(wanted).first_byte)
 
 
 def test_a_row_of_a_source_without_a_mask_has_no_bytes_of_it(
@@ -298,7 +298,7 @@ def test_masks_are_read_without_maps_where_a_process_may_have_no_more(
     dataset = masked(masks, storing=Storing())
 
     assert dataset.loss_mask is not None
-    assert (dataset.store.kind, dataset.loss_mask.store.kind) == ("map", "pread")
+    assert (dataset.store.files.kind, dataset.loss_mask.store.files.kind) == ("map", "pread")
     spans = planned(dataset, "random", 100)
     found = rows_of(*dataset.store.gather_planes(spans, (LOSS_MASK,)))
     assert found == expected(masks, spans)

@@ -15,17 +15,18 @@ import pytest
 
 from tests.conftest import Serve
 from tests.server.conftest import look, options
+from tests.support.stores import map_store
 from tokenfeed.server.datasets import warmup
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.loss_masks import LossMask
 from tokenfeed.server.datasets.warmup import WarmUp, fitting, warm
 from tokenfeed.server.runtime.process import memory_limit
+from tokenfeed.server.storage.bytes import PIECE_BYTES
 from tokenfeed.server.storage.local import syscalls
-from tokenfeed.server.storage.local.mapped_store import MapStore
-from tokenfeed.server.storage.store import PIECE_BYTES, TokenStore
+from tokenfeed.server.storage.store import TokenStore
 
 PAGE_BYTES = syscalls.PAGE_BYTES
-MakeCorpus = Callable[..., MapStore]
+MakeCorpus = Callable[..., TokenStore]
 
 
 @pytest.fixture
@@ -33,9 +34,9 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
     """Open a corpus of files of some sizes, none of it in memory: make_corpus(bytes, ...,
     name="train").
     """
-    opened: list[MapStore] = []
+    opened: list[TokenStore] = []
 
-    def make(*sizes: int, name: str = "train") -> MapStore:
+    def make(*sizes: int, name: str = "train") -> TokenStore:
         paths = [tmp_path / f"{name}-{index}.bin" for index in range(len(sizes))]
         for path, size in zip(paths, sizes, strict=True):
             np.full(size // 2, 7, dtype="<u2").tofile(path)
@@ -43,7 +44,7 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
-        opened.append(MapStore(name, [str(path) for path in paths], options("<u2")))
+        opened.append(map_store(name, [str(path) for path in paths], options("<u2")))
         return opened[-1]
 
     yield make
@@ -51,13 +52,13 @@ def make_corpus(tmp_path: Path) -> Iterator[MakeCorpus]:
         corpus.close()
 
 
-def with_mask(dataset: Dataset, mask: MapStore) -> Dataset:
+def with_mask(dataset: Dataset, mask: TokenStore) -> Dataset:
     """It with a loss mask."""
-    dataset.loss_mask = LossMask(mask, dataset.store, bytes(32))
+    dataset.add_plane_files(LossMask(mask, dataset.store, bytes(32)))
     return dataset
 
 
-def dataset_of(corpus: MapStore, digest: bytes = bytes(32)) -> Dataset:
+def dataset_of(corpus: TokenStore, digest: bytes = bytes(32)) -> Dataset:
     """What is served of a corpus; a digest of b"" is not known."""
     return Dataset(corpus.name, corpus, bytes(32), digest)
 
@@ -74,13 +75,13 @@ def never() -> bool:
     return False
 
 
-def resident_bytes(corpus: MapStore) -> int:
-    return int(syscalls.residency(*corpus.span).sum()) * PAGE_BYTES
+def resident_bytes(corpus: TokenStore) -> int:
+    return int(syscalls.residency(*corpus.files.span).sum()) * PAGE_BYTES
 
 
-def mapped_bytes(corpus: MapStore) -> int:
+def mapped_bytes(corpus: TokenStore) -> int:
     """How much of the corpus is in this process' page table."""
-    first, size = corpus.span
+    first, size = corpus.files.span
     counted = 0
     within = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -99,13 +100,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_cold_corpus_is_read_in_and_mapped(make_corpus: MakeCorpus) -> None:
     """Then a gather waits neither for the disk nor for a page fault."""
     corpus = make_corpus(3 * PIECE_BYTES + 5000, 2 * PAGE_BYTES, 100, PIECE_BYTES)
-    assert resident_bytes(corpus) < corpus.span[1] // 2
+    assert resident_bytes(corpus) < corpus.files.span[1] // 2
     assert mapped_bytes(corpus) == 0
 
-    assert warm(corpus, never) == corpus.span[1]
+    assert warm(corpus, never) == corpus.files.span[1]
 
-    assert resident_bytes(corpus) == corpus.span[1]
-    assert mapped_bytes(corpus) == corpus.span[1]
+    assert resident_bytes(corpus) == corpus.files.span[1]
+    assert mapped_bytes(corpus) == corpus.files.span[1]
 
 
 def test_pages_are_mapped_where_they_are_resident_already(make_corpus: MakeCorpus) -> None:
@@ -116,7 +117,7 @@ def test_pages_are_mapped_where_they_are_resident_already(make_corpus: MakeCorpu
 
     warm(corpus, never)
 
-    assert mapped_bytes(corpus) == corpus.span[1]
+    assert mapped_bytes(corpus) == corpus.files.span[1]
 
 
 def test_the_log_says_what_was_preloaded_and_how_long_it_took(
@@ -128,7 +129,7 @@ def test_the_log_says_what_was_preloaded_and_how_long_it_took(
         warm(corpus, never)
 
     begun, ended = lines(caplog)
-    size = corpus.span[1]
+    size = corpus.files.span[1]
     assert begun == f"warm-up started dataset=train bytes={size}"
     assert re.fullmatch(
         rf"warm-up ended dataset=train bytes={size} of={size} seconds=\d+\.\d reason=complete",
@@ -150,7 +151,7 @@ def test_a_file_cut_short_meanwhile_ends_the_warm_up_and_nothing_else(
 
     with caplog.at_level(logging.INFO, "tokenfeed.server"):
         assert warm(corpus, cut) == PIECE_BYTES
-        assert warm(intact, never) == intact.span[1]
+        assert warm(intact, never) == intact.files.span[1]
 
     assert f"bytes={PIECE_BYTES} of={4 * PIECE_BYTES}" in lines(caplog)[1]
     assert lines(caplog)[1].endswith("reason=[Errno 14] Bad address")
@@ -189,7 +190,7 @@ def test_it_stops_between_two_pieces(make_corpus: MakeCorpus) -> None:
 
     assert warm(corpus, lambda: True) == PIECE_BYTES
 
-    assert resident_bytes(corpus) < corpus.span[1]
+    assert resident_bytes(corpus) < corpus.files.span[1]
 
 
 def test_corpora_are_chosen_by_what_fits_together_the_smallest_first(
@@ -235,9 +236,9 @@ def test_a_corpus_that_does_not_fit_into_memory_is_left_alone(
     warm_up._thread.join(10)
     warm_up.close()
 
-    assert mapped_bytes(fits) == fits.span[1]
+    assert mapped_bytes(fits) == fits.files.span[1]
     assert mapped_bytes(does_not) == 0
-    assert resident_bytes(does_not) < does_not.span[1] // 2
+    assert resident_bytes(does_not) < does_not.files.span[1] // 2
 
 
 def test_the_operator_s_limit_goes_before_what_memory_has_room_for(
@@ -245,7 +246,11 @@ def test_the_operator_s_limit_goes_before_what_memory_has_room_for(
 ) -> None:
     """A neighbor that starts later needs its memory, and 0 brings in nothing."""
     corpus = make_corpus(PIECE_BYTES)
-    for limit, expected in ((0, 0), (corpus.span[1] - 1, 0), (corpus.span[1], corpus.span[1])):
+    for limit, expected in (
+        (0, 0),
+        (corpus.files.span[1] - 1, 0),
+        (corpus.files.span[1], corpus.files.span[1]),
+    ):
         warm_up = WarmUp([dataset_of(corpus)], limit)
         warm_up.start()
         warm_up._thread.join(10)
@@ -283,7 +288,7 @@ def test_only_the_thread_that_warms_up_is_nice(
 
     def warm(store: TokenStore, *_: object) -> int:
         seen.append(os.getpriority(os.PRIO_PROCESS, 0))
-        return store.memory_bytes
+        return store.files.memory_bytes
 
     monkeypatch.setattr(warmup, "warm", warm)
     monkeypatch.setattr(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -28,12 +29,58 @@ class Memory(NamedTuple):
     tokens: npt.NDArray[np.uint16]
 
 
-def reader_of(first_row: int = 0) -> RowReader:
-    store = MemoryStore("train", [TOKENS], loss_masks=[TOKENS % 2])
+def reader_of(first_row: int = 0, store: MemoryStore | None = None) -> RowReader:
+    store = store or MemoryStore("train", [TOKENS], loss_masks=[TOKENS % 2])
     stream = Stream.of_dataset("train", orders.find("sequential-1"), 0, T)
     position = Position(30, batch_size=4, rank=1, world_size=2)
     request = Request(stream, position, (LOSS_MASK,), num_batches=5, first_row=first_row)
     return RowReader(request, store, lambda: store)
+
+
+def tokens_of(reader: RowReader, spans: Spans) -> list[list[int]]:
+    """The rows of spans, as they are filled."""
+    everything = slice(0, len(spans))
+    memory = Memory(everything, np.empty((len(spans), T + 1), "<u2"))
+    (filled,) = reader.fill(spans, lambda planes: [memory])
+    return filled.tokens.tolist()
+
+
+def test_rows_that_are_at_hand_are_taken_before_others_are_waited_for() -> None:
+    """Of a frame whose last row is far away, the trainer has the first ones at once."""
+    store = MemoryStore("train", [TOKENS], loss_masks=[TOKENS % 2], delay_seconds=0.05)
+    reader, found = reader_of(store=store), []
+    taken = [reader.take(5, may_be_fewer=True)]
+    assert (len(taken[0]), reader.waits) == (5, True), "none is here: all of them are waited for"
+    found += tokens_of(reader, taken[0])
+    store.files.delay_seconds = 60.0
+    store.files._ready.clear()
+    store.files.arrive(store.extents(reader_of().take(8)))
+
+    spans = reader.take(10, may_be_fewer=True)
+
+    assert (len(spans), reader.waits) == (3, False)
+    found += tokens_of(reader, spans)
+    rest = reader.take(100, may_be_fewer=False)
+    assert (len(rest), reader.waits) == (12, True)
+    store.files.delay_seconds = 0.0
+    plain = reader_of()
+    assert [*found, *tokens_of(reader, rest)] == tokens_of(plain, plain.take(20))
+
+
+def test_storage_hears_when_rows_are_needed() -> None:
+    """A stream that has just begun needs them now; one that takes its time, later."""
+    store = MemoryStore("train", [TOKENS], loss_masks=[TOKENS % 2], delay_seconds=0.001)
+    reader = reader_of(store=store)
+    reader._rows_ahead = 4
+    for _ in range(4):
+        tokens_of(reader, reader.take(2))
+        time.sleep(0.05)
+
+    first, *others = store.files.due_seconds
+    assert first == 0.0
+    # Four rows ahead, at two rows in 0.05 s or somewhat more.
+    assert len(others) == 3
+    assert all(0.1 <= due <= 5.0 for due in others)
 
 
 @pytest.mark.parametrize("part_rows", [1, 3, 8])

@@ -18,12 +18,7 @@ from tokenfeed.server.rows.served import ServedDatasets
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
-from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, Request
-
-LIMITS = pb.Limits(
-    batch_size_max=8, batch_bytes_max=1 << 20, world_size_max=4, row_bytes_max=1 << 20
-)
 
 
 @pytest.fixture
@@ -45,8 +40,8 @@ def request(context_length: int = 8, batch_size: int = 4, name: str = "web") -> 
 
 def test_a_dataset_without_a_name_has_to_be_the_only_one(datasets: dict[str, Dataset]) -> None:
     """Else a trainer would read another one than it means."""
-    several = ServedDatasets(datasets, LIMITS)
-    alone = ServedDatasets({"web": datasets["web"]}, LIMITS, place="the target", state="opened")
+    several = ServedDatasets(datasets)
+    alone = ServedDatasets({"web": datasets["web"]}, place="the target", state="opened")
 
     assert alone.named("") is alone.named("web") is datasets["web"]
     with pytest.raises(InvalidRequest, match="is missing; this server has several: code"):
@@ -61,11 +56,11 @@ def test_a_dataset_that_has_failed_says_so_before_anything_else(
     datasets: dict[str, Dataset],
 ) -> None:
     """Other errors would be mended, or tried again, for nothing."""
-    served = ServedDatasets(datasets, LIMITS)
+    served = ServedDatasets(datasets, batch_bytes_max=100)
     for wrong, error in ((request(1000), InvalidRequest), (request(8, 9), LimitExceeded)):
         with pytest.raises(error):
             served.checked(wrong, Expected())
-    datasets["web"].store.mark_failed("a test")
+    datasets["web"].store.files.mark_failed("a test")
 
     for wrong in (request(1000), request(8, 9), request()):
         with pytest.raises(CorpusChanged):

@@ -24,8 +24,7 @@ from tokenfeed.server.rpc.activity import (
     Histogram,
     Labels,
 )
-from tokenfeed.server.rpc.fair_scheduler import FairScheduler
-from tokenfeed.server.rpc.frame_producer import FrameProducer, MadeFrame
+from tokenfeed.server.rpc.frame_producer import FrameProducer, MadeFrame, Schedulers
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire import frame
@@ -57,7 +56,7 @@ def producer(first_sample: int = 0, rank: int = 0, batch_size: int = 4) -> Frame
     request = Request(stream, Position(first_sample, batch_size, rank, 8), num_batches=10)
     shared = frame.Frames(9, request.position, bytes(32), {})
     reader = RowReader(request, store, lambda: store)
-    return FrameProducer(["train"], reader, shared, FairScheduler())
+    return FrameProducer(["train"], reader, shared, Schedulers.of_dataset())
 
 
 def made(end_row: int, row_count: int = 4) -> MadeFrame:

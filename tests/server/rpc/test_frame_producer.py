@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.conftest import WriteTokens
 from tests.server.requests import batches
+from tests.support.memory_store import MemoryStore
 from tests.support.waiting import eventually
 from tokenfeed.errors import Unreadable
 from tokenfeed.sampling.spans import Spans
@@ -21,11 +23,12 @@ from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.rpc.admission import Connection
 from tokenfeed.server.rpc.fair_scheduler import FairScheduler
-from tokenfeed.server.rpc.frame_producer import FrameProducer
-from tokenfeed.server.storage.choice import Storing
+from tokenfeed.server.rpc.frame_producer import FrameProducer, Schedulers
+from tokenfeed.server.storage.bytes import Extents
+from tokenfeed.server.storage.door import Storing
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.local import opened_shards
-from tokenfeed.server.storage.local.local_store import LocalStore
+from tokenfeed.server.storage.local.local_bytes import LocalBytes
 from tokenfeed.server.storage.local.opened_shards import Unread
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import from_message
@@ -51,7 +54,7 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
                 ["train"],
                 RowReader(request, dataset.store, lambda: dataset.store),
                 shared,
-                scheduler or FairScheduler(),
+                Schedulers(scheduler or FairScheduler(), FairScheduler()),
             ).frames(Connection("peer"))
         )
     )
@@ -68,17 +71,17 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
     dataset = open_dataset(source, FormatOptions(), TokenChecks(), storing)
     scheduler = FairScheduler(1)
     store = dataset.store
-    assert isinstance(store, LocalStore)
-    right = store._read_tokens
+    assert isinstance(store.files, LocalBytes)
+    right = store.files._read
     tries = []
 
-    def read(spans: Spans, buffer: Any) -> None:
-        if spans.shard.any():
+    def read(extents: Extents, target: Any) -> None:
+        if (extents.file > store.files.first_file).any():
             tries.append(store.cold)
             raise Unread(1, OSError(errno.EIO, "Input/output error"))
-        right(spans, buffer)
+        right(extents, target)
 
-    monkeypatch.setattr(store, "_read_tokens", read)
+    monkeypatch.setattr(store.files, "_read", read)
     monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (60.0,))
     assert frames(dataset, 0, scheduler) == 1
     assert not store.cold
@@ -112,20 +115,63 @@ def test_a_failed_read_is_still_retried(
         DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storing
     )
     store = dataset.store
-    assert isinstance(store, LocalStore)
-    right = store._read_tokens
+    assert isinstance(store.files, LocalBytes)
+    right = store.files._read
     failures = 3
 
-    def read(spans: Spans, buffer: Any) -> None:
+    def read(extents: Extents, target: Any) -> None:
         nonlocal failures
         failures -= 1
         if failures >= 0:
             raise Unread(0, OSError(errno.EIO, "Input/output error"))
-        right(spans, buffer)
+        right(extents, target)
 
-    monkeypatch.setattr(store, "_read_tokens", read)
+    monkeypatch.setattr(store.files, "_read", read)
     monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
     for _ in range(2):
         failures = 3
         assert frames(dataset, 0) == 1
     store.close()
+
+
+def producer_of(store: MemoryStore, first_sample: int, waits: FairScheduler) -> FrameProducer:
+    message = batches(
+        batch_size=4, context_length=T, num_batches=1, order="sequential-1",
+        first_sample=first_sample,
+    )  # fmt: skip
+    request, _ = from_message(message)
+    shared = frame.Frames(T + 1, request.position, bytes(32), {})
+    reader = RowReader(request, store, lambda: store)
+    return FrameProducer(["train"], reader, shared, Schedulers(FairScheduler(), waits))
+
+
+def test_a_bounded_number_of_streams_wait_and_others_go_on() -> None:
+    """Streams whose rows are at hand are not among them."""
+    tokens = np.arange(1, 60 * T, dtype="<u2")
+    store, waits = MemoryStore("train", [tokens], delay_seconds=3600.0), FairScheduler(1, 1)
+    may_read, reading = threading.Event(), []
+    right = store.files.gather
+
+    def gather(extents: Extents, target: Any, patient: bool = True) -> None:
+        if patient:
+            reading.append(int(extents.first_byte[0]) // (2 * T))
+            assert may_read.wait(20)
+        store.files.arrive(extents)
+        right(extents, target, patient)
+
+    store.files.gather = gather  # type: ignore[method-assign]
+    at_hand = Spans.of_windows(T + 1, np.zeros(4, np.int64), np.arange(20, 24) * T)
+    store.files.arrive(store.extents(at_hand))
+
+    def made(first_sample: int) -> int:
+        producer = producer_of(store, first_sample, waits)
+        return sum(each.row_count for each in producer.frames(Connection(str(first_sample))))
+
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(made, first) for first in (0, 40)]
+        assert eventually(lambda: len(reading) == 1 and len(waits._starting) == 1)
+        assert pool.submit(made, 20).result(10) == 4
+        assert len(reading) == 1, "another one may only wait when the first has its rows"
+        may_read.set()
+        assert [each.result(10) for each in waiting] == [4, 4]
+    assert sorted(reading) == [0, 40]

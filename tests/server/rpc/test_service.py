@@ -22,8 +22,8 @@ from tests.server.requests import Weighted, batches, mixed
 from tests.support import reference
 from tests.support.waiting import eventually
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.client.stream.dataset_client import DatasetClient
-from tokenfeed.client.stream.row_stream import RowStream
+from tokenfeed.client.source.row_stream import RowStream
+from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling import orders
@@ -35,7 +35,7 @@ from tokenfeed.server.rpc import listener
 from tokenfeed.server.rpc.activity import Activity
 from tokenfeed.server.rpc.admission import AdmissionControl, StreamLimits
 from tokenfeed.server.rpc.service import TokenFeed
-from tokenfeed.server.storage.borders import Delimiters, opening
+from tokenfeed.server.storage.documents import Delimiters, starts_builder
 from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
@@ -285,7 +285,7 @@ def test_documents_that_are_searched_for_are_promised_and_then_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client retries, and its user learns how long that may take."""
-    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
     source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
     planes = PlaneOptions(delimiters=Delimiters(end=first_token(source.paths[0])))
     request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)
@@ -304,12 +304,12 @@ def test_a_search_for_documents_that_has_failed_is_not_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator has to act: to wait does not help."""
-    monkeypatch.setattr(opening, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
 
     def fail(*_: object) -> None:
         raise InvalidCorpus("a.bin", "its document borders can be written nowhere")
 
-    monkeypatch.setattr(opening._Job, "searched", fail)
+    monkeypatch.setattr(starts_builder.StartsBuilder, "made", fail)
     source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
     planes = PlaneOptions(delimiters=Delimiters(end=first_token(source.paths[0])))
     request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)
@@ -938,8 +938,9 @@ class Unlucky(TokenFeed):
     def _open(self, *_: object) -> NoReturn:
         raise OSError(5, "Input/output error", SECRET)
 
-    def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
-        raise OSError(5, "Input/output error", SECRET)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.datasets.describe = self._open  # type: ignore[method-assign]
 
 
 class FailingStore:
@@ -1055,7 +1056,7 @@ def test_a_call_above_the_limit_is_told_to_retry(datasets: dict[str, Dataset]) -
         second.cancel()
         stream = Stream.of_dataset("long", orders.find("random-1"), 0, 16)
         options = BatchRequest(stream, Position(0, 2), num_batches=1)
-        remote = DatasetClient(peer.address, options, timeouts=Timeouts(reconnect_seconds=10))
+        remote = Servers(peer.address, options, timeouts=Timeouts(reconnect_seconds=10))
         waiting = RowStream(remote, options, prefetch_bytes=1 << 20, counters=Counters())
         waiting.start()
         assert [len(part) for part in waiting.peek(2) or ()] == [2]

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from tests.support.gathering import gather_block
 from tests.support.memory_store import MemoryStore
+from tests.support.stores import STORES
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.server.runtime.threads.poll_rate import PollRate
-from tokenfeed.server.storage.choice import STORES
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local import joint_map
-from tokenfeed.server.storage.local.mapped_store import MapStore
+from tokenfeed.server.storage.local import mapped_bytes
 from tokenfeed.server.storage.mixed_store import MixedStore
 from tokenfeed.server.storage.store import TokenStore
 
@@ -99,7 +98,7 @@ def test_rows_of_any_stores_are_those_of_each_alone(
     assert found.dtype.itemsize == max(store.dtype.itemsize for store in stores)
     assert np.array_equal(found, expected(stores, spans))
     tokens = np.empty_like(found)
-    assert (mixed._joint is not None and mixed._joint.gather(spans, tokens)) == is_joint
+    assert (mixed._joint is not None and mixed._gather_joint(spans, tokens)) == is_joint
     if is_joint:
         assert np.array_equal(tokens, found)
 
@@ -152,7 +151,7 @@ def test_rows_that_end_with_zeros_are_delivered_in_one_call(
     stores = [open_store(zeros), open_store(tokens_of(900, seed=1))]
     mixed = MixedStore(stores)
     spans = windows([(0, 0, 120), (1, 0, 5), (0, 0, 95)])
-    monkeypatch.setattr(MapStore, "gather", None)
+    monkeypatch.setattr(TokenStore, "gather", None)
 
     found = gather_block(mixed, spans).tokens
 
@@ -170,12 +169,12 @@ def test_a_file_that_ends_with_zeros_is_mixed_in_one_call_once_its_sentinel_is_k
     spans = windows([(0, 0, 50_000), (1, 0, 5)])
     assert mixed._joint is not None
     tokens = np.empty((2, T + 1), "<u2")
-    assert not mixed._joint.gather(spans, tokens)
+    assert not mixed._gather_joint(spans, tokens)
 
     found = gather_block(mixed, spans).tokens
 
     assert np.array_equal(found, expected(stores, spans))
-    assert mixed._joint.gather(spans, tokens)
+    assert mixed._gather_joint(spans, tokens)
     assert np.array_equal(tokens, found)
 
 
@@ -186,13 +185,13 @@ def test_a_store_that_is_closed_meanwhile_delivers_nothing(
     stores = [open_store(tokens_of(900, seed=seed)) for seed in range(2)]
     mixed = MixedStore(stores)
     spans = windows([(0, 0, 1), (1, 0, 1)])
-    faults = joint_map.major_faults
+    faults = mapped_bytes.major_faults
 
     def close_first() -> int:
         stores[1].close()
         return faults()
 
-    monkeypatch.setattr(joint_map, "major_faults", close_first)
+    monkeypatch.setattr(mapped_bytes, "major_faults", close_first)
     with pytest.raises(CorpusChanged):
         gather_block(mixed, spans)
 
@@ -207,7 +206,7 @@ def test_only_stores_that_are_cold_are_advised(open_store: Open) -> None:
         )
     mixed = MixedStore(stores)
     assert mixed.cold
-    stores[0].readahead.cold = False  # type: ignore[attr-defined]
+    stores[0].files.readahead.cold = False  # type: ignore[attr-defined]
     assert mixed.cold
 
     mixed.advise(windows([(0, 0, 1), (1, 0, 2), (1, 0, 3)]), (51,))
@@ -217,5 +216,5 @@ def test_only_stores_that_are_cold_are_advised(open_store: Open) -> None:
     assert not mixed.cold, "a store that is hardly ever used does not count"
     gather_block(mixed, windows([(0, 0, 1), (1, 0, 1)]))
     assert mixed.cold
-    stores[1].readahead.cold = False  # type: ignore[attr-defined]
+    stores[1].files.readahead.cold = False  # type: ignore[attr-defined]
     assert not mixed.cold

@@ -18,6 +18,7 @@ from tests.server.conftest import options
 from tests.server.requests import batches
 from tests.support.gathering import gather_block
 from tests.support.memory_store import MemoryStore
+from tests.support.stores import STORES, memory_store, pread_store
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Pieces, Spans
@@ -27,14 +28,12 @@ from tokenfeed.server.rpc.activity import Activity
 from tokenfeed.server.rpc.admission import AdmissionControl, StreamLimits
 from tokenfeed.server.rpc.service import TokenFeed
 from tokenfeed.server.runtime.threads.poll_rate import PollRate
-from tokenfeed.server.storage.choice import STORES
 from tokenfeed.server.storage.formats import STORED
-from tokenfeed.server.storage.local.pread_store import PreadStore
 from tokenfeed.server.storage.store import TokenStore
-from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-WAYS = {**STORES, "few descriptors": partial(PreadStore, open_max=1)}
+WAYS = {**STORES, "few descriptors": partial(pread_store, open_max=1)}
+"""Ways to read files that may change."""
 
 
 @st.composite
@@ -90,7 +89,7 @@ def test_every_store_gathers_the_same_rows_of_any_spans(data: st.DataObject) -> 
         paths = [str(Path(folder) / f"{index}.bin") for index in range(len(arrays))]
         for path, array in zip(paths, arrays, strict=True):
             array.tofile(path)
-        for open_store in WAYS.values():
+        for open_store in (*WAYS.values(), memory_store):
             store = opened.enter_context(
                 closing(open_store("train", paths, options(arrays[0].dtype.str), PollRate()))
             )
@@ -108,9 +107,11 @@ def require_bytes(store: TokenStore) -> list[bytes]:
     found = []
     for index, count in enumerate(store.shape.token_counts.tolist()):
         size_bytes = count * store.stored.itemsize
-        found.append(store.read(index, 0, size_bytes))
-        assert store.read_served(index, 0, size_bytes) == found[-1]
-        assert store.read_served(index, size_bytes // 2, 1) == found[-1][size_bytes // 2 :][:1]
+        found.append(store.files.read(index, 0, size_bytes))
+        assert store.files.read_served(index, 0, size_bytes) == found[-1]
+        assert (
+            store.files.read_served(index, size_bytes // 2, 1) == found[-1][size_bytes // 2 :][:1]
+        )
     return found
 
 
@@ -122,14 +123,14 @@ def test_no_store_reads_a_file_at_the_start_that_has_changed(
     """Its fingerprint would be that of other tokens than those served."""
     path = write_tokens(range(1, 5000))
     with closing(WAYS[way]("train", [str(path)], options("<u2"), PollRate())) as store:
-        assert store.read(0, 2, 4) == b"\2\0\3\0"
+        assert store.files.read(0, 2, 4) == b"\2\0\3\0"
         let_time_pass(path)
         with path.open("r+b") as file:
             file.truncate({"written": 9998, "cut": 5000, "grown": 20_000}[change])
             file.write(b"\7\0")
 
         with pytest.raises(InvalidCorpus, match=r"train\.bin: changed while it was being opened"):
-            store.read(0, 2, 4)
+            store.files.read(0, 2, 4)
 
 
 def test_windows_are_gathered_as_any_other_spans() -> None:
@@ -141,32 +142,6 @@ def test_windows_are_gathered_as_any_other_spans() -> None:
     tokens = gather_block(store, windows).tokens
     assert (tokens[:, 0] == windows.token_offset).all()
     assert (np.diff(tokens.astype(int)) == 1).all()
-
-
-def test_planes_come_with_their_rows() -> None:
-    """A mask, and where documents start, also of rows that are made of several spans."""
-    shards = [np.arange(10, dtype="<u2"), np.arange(100, 120, dtype="<u2")]
-    masks = [np.ones(10), [1, 0, 1, *[0] * 15, 1, 1]]
-    store = MemoryStore("train", shards, masks, [[0, 8, 9], [0, 2, 17, 19]])
-    spans = Spans(
-        6,
-        np.zeros(3, dtype=np.int64),
-        np.array([0, 1, 1]),
-        np.array([8, 0, 15]),
-        Pieces(np.array([0, 2, 3, 3]), np.array([2, 3, 5])),
-    )
-    block = gather_block(store, spans, sorted(store.planes))
-    assert block.tokens.tolist() == [
-        [8, 9, 100, 101, 102, 0],
-        [115, 116, 117, 118, 119, 0],
-        [0] * 6,
-    ]
-    assert [plane.kind for plane in block.planes] == [DOCUMENT_STARTS, LOSS_MASK]
-    starts, mask = block.planes
-    assert starts.row_lengths.tolist() == [12, 8, 0]
-    assert starts.content.view("<u4").tolist() == [1, 2, 4, 2, 4]
-    assert mask.row_lengths.tolist() == [1, 1, 1]
-    assert mask.content.tolist() == [0b010111, 0b011000, 0]
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<i8"])

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from tests.server.storage.borders.naive import write_lines
+from tests.server.storage.documents.starts_corpora import write_lines
+from tests.support.opened_files import described_sources
 from tests.support.packed_corpora import Corpus, random_lengths, write_corpus
 from tokenfeed.sampling import orders
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.open_local import LocalDatasets
-from tokenfeed.server.storage.borders import Delimiters
+from tokenfeed.server.storage.documents import Delimiters
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.planes import REDACTED
 from tokenfeed.stream.position import Position
@@ -96,7 +97,7 @@ def local(*corpora: Corpus, row_tokens: int | None = None) -> Iterator[LocalData
 
 def made_rows(datasets: LocalDatasets, stream: Stream) -> None:
     """Make the rows over documents of a stream, which a server would begin now."""
-    datasets.described(stream.context_length, stream.sources)
+    described_sources(datasets, stream)
 
 
 def message_of(

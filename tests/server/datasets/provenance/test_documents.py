@@ -13,7 +13,7 @@ from tests.server.datasets.provenance.corpora import (
     opened,
     write_documents,
 )
-from tests.server.storage.borders.naive import write_lines
+from tests.server.storage.documents.starts_corpora import write_lines
 from tests.support.packed_corpora import Corpus, random_lengths
 from tokenfeed.errors import InvalidRequest, NotFound, Unreadable
 from tokenfeed.server.datasets.provenance import documents as documents_module

@@ -21,7 +21,8 @@ from tests.server.datasets.provenance.corpora import (
     write_mixture,
 )
 from tests.server.requests import batches
-from tests.server.storage.borders.naive import write_lines
+from tests.server.storage.documents.starts_corpora import write_lines
+from tests.support.opened_files import Blocks
 from tests.support.packed_corpora import Corpus, random_lengths
 from tests.support.redacted_corpora import begin_erasure, write_lists
 from tokenfeed.errors import (
@@ -69,7 +70,7 @@ def located(datasets: LocalDatasets, rows: feed_pb.GetBatchRequest) -> list[pb.L
 
 def delivered(datasets: LocalDatasets, rows: feed_pb.GetBatchRequest) -> list[list[int]]:
     """The tokens of all rows of a request."""
-    blocks = datasets.blocks(from_message(rows)[0])
+    blocks = Blocks(datasets, from_message(rows)[0])
     found: list[list[int]] = []
     while (block := blocks.next()) is not None:
         found += block.tokens.tolist()
@@ -154,7 +155,7 @@ def test_redacted_tokens_of_a_row_are_those_of_plane_53(tmp_path: Path, order: s
         made_rows(datasets, stream)
         stream = replace(stream, redactions=(Redaction(8, 0, first), Redaction(16, 0, second)))
         rows = message_of(stream, 16, batches=30)
-        blocks = datasets.blocks(from_message(rows)[0])
+        blocks = Blocks(datasets, from_message(rows)[0])
         expected = []
         while (block := blocks.next()) is not None:
             (plane,) = block.planes
@@ -192,6 +193,7 @@ def test_erased_tokens_of_a_row_are_marked_unless_a_redaction_replaces_them(
         before = located(datasets, plain)
         assert not any(row.deleted for row in before)
         begin_erasure(dataset)
+        made_rows(datasets, stream)  # looks at the list, which is read once a second otherwise
         redacted = message_of(
             replace(stream, redactions=(Redaction(8, 0, listed),)), 16, batches=30
         )

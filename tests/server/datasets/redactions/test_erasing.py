@@ -38,10 +38,10 @@ from tokenfeed.server.datasets.redactions.erased_files import locked_records
 from tokenfeed.server.datasets.redactions.redacted_rows import Redactor
 from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
 from tokenfeed.server.rows.reader import RowReader
-from tokenfeed.server.storage.borders import Delimiters
-from tokenfeed.server.storage.choice import Storing
+from tokenfeed.server.storage.bytes import EXCHANGES
+from tokenfeed.server.storage.documents import Delimiters
+from tokenfeed.server.storage.door import Storing
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.store import EXCHANGES
 from tokenfeed.server.verify import main as verify
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
@@ -226,8 +226,9 @@ def test_documents_begin_where_they_began(open_: Open, write_tokens: WriteTokens
 
     def starts() -> list[int]:
         dataset = open_(path, delimiters=delimiters)
-        assert dataset.borders is not None
-        return dataset.borders.starts_of(0).tolist()  # type: ignore[union-attr]
+        assert dataset.document_starts is not None
+        starts: list[int] = dataset.document_starts.starts_of(0).tolist()
+        return starts
 
     before = starts()
     end = ("--document-end-token", "5")
@@ -372,7 +373,7 @@ def test_a_served_dataset_goes_on(open_: Open, write_tokens: WriteTokens) -> Non
     assert tokens_of(dataset, 0, 4990, 5000) == list(range(5246, 5256))
     look_at_all(dataset)
     look_at_all(dataset)
-    assert not dataset.store.failed
+    assert not dataset.store.files.failed
     assert tokens_of(dataset, 0, 2990, 3010) == [*range(3246, 3256), *[0] * 10]
     assert tokens_of(dataset, 0, 4990, 5000) == [0] * 10
     assert tokens_of(dataset, 0, 0, 6) == [*range(256, 261), 0]
@@ -425,7 +426,7 @@ def test_rows_are_gathered_while_their_file_is_exchanged(
         for thread in threads:
             thread.join()
     assert not wrong
-    assert not dataset.store.failed
+    assert not dataset.store.files.failed
     assert tokens_of(dataset, 0, 4954, 5000) == [0] * 46
 
 
@@ -475,7 +476,7 @@ def test_nothing_is_mapped_once_a_dataset_is_closed(
         dataset.close()
         return found
 
-    dataset.store.allow_replacement(closing_meanwhile)
+    dataset.store.files.allow_replacement(closing_meanwhile)
     look_at_all(dataset)
 
     maps = Path("/proc/self/maps").read_text()

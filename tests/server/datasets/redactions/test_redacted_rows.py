@@ -32,7 +32,7 @@ from tokenfeed.server.datasets.redactions.list_content import ListContent
 from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
 from tokenfeed.server.datasets.redactions.redacted_rows import RedactedRows, Redactor
 from tokenfeed.server.datasets.sources import DatasetSource
-from tokenfeed.server.storage.borders import Delimiters
+from tokenfeed.server.storage.documents import Delimiters
 from tokenfeed.server.storage.mixed_store import MixedStore
 from tokenfeed.server.storage.store import RowStore
 from tokenfeed.stream import stream as streams

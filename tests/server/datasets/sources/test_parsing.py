@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
-from tokenfeed.server.cli.dataset_options import parse_per_dataset, parse_planes
+from tokenfeed.server.cli.dataset_options import parse_all, parse_per_dataset
 from tokenfeed.server.datasets.sources import (
+    DatasetSource,
     is_text,
     parse_data,
     parse_text,
     require_distinct_names,
 )
-from tokenfeed.server.storage.borders import Delimiters
+from tokenfeed.server.storage.documents import Delimiters
+from tokenfeed.server.storage.options import DTYPE
 
 
 @pytest.fixture
@@ -187,10 +189,10 @@ def test_a_tensor_is_named_behind_a_hash(beside: Path) -> None:
 
 def test_an_option_of_one_dataset_overrides_one_of_all() -> None:
     words = ["uint16", "b=uint32", "uint8", "b=int32"]
-    assert parse_per_dataset("--dtype", words, ["a", "b"]) == {"a": "uint8", "b": "int32"}
-    assert parse_per_dataset("--dtype", [], ["a"]) == {"a": None}
+    assert parse_per_dataset(DTYPE, words, ["a", "b"]) == {"a": "uint8", "b": "int32"}
+    assert parse_per_dataset(DTYPE, [], ["a"]) == {"a": None}
     with pytest.raises(InvalidRequest, match="--dtype: no dataset is named 'c', only a, b"):
-        parse_per_dataset("--dtype", ["c=uint8"], ["a", "b"])
+        parse_per_dataset(DTYPE, ["c=uint8"], ["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -263,13 +265,15 @@ def test_what_two_ingests_made_is_one_dataset_only_where_it_fits_together(tmp_pa
 
 def test_a_delimiter_without_a_name_is_general_where_there_are_several_datasets() -> None:
     """Datasets that know their documents then ignore it; a name, or a single dataset, is meant."""
-    arguments = Namespace(loss_mask=[], document_end_token=["5", "a=7"], document_start_token=["6"])
+    arguments = Namespace(document_end_token=["5", "a=7"], document_start_token=["6"])
 
-    planes = parse_planes(arguments, ["a", "b"])
-    assert planes["a"].delimiters == Delimiters(7, 6, are_general=False)
-    assert planes["b"].delimiters == Delimiters(5, 6, are_general=True)
+    def delimiters(*names: str) -> list[Delimiters]:
+        found = parse_all(arguments, [DatasetSource(name, ("x.bin",)) for name in names])
+        return [found[name].planes.delimiters for name in names]
+
+    assert delimiters("a", "b") == [Delimiters(7, 6), Delimiters(5, 6, are_general=True)]
     arguments.document_end_token = ["5"]
-    assert parse_planes(arguments, ["a"])["a"].delimiters == Delimiters(5, 6, are_general=False)
+    assert delimiters("a") == [Delimiters(5, 6)]
 
 
 def test_what_a_folder_of_shards_has_besides_is_said(

@@ -12,6 +12,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.datasets.sources import parse_datasets
 from tokenfeed.server.datasets.sources.splits import require_one_split
 from tokenfeed.server.ingest.inputs.discovery import find_sources
+from tokenfeed.server.storage.options import DATA
 
 REFUSED = {
     "fineweb_train_000001.bin fineweb_train_000002.bin fineweb_val_000000.bin":
@@ -51,7 +52,7 @@ def test_files_of_several_splits_are_refused_with_what_takes_one(
     given = paths(tmp_path, names)
 
     with pytest.raises(InvalidCorpus) as caught:
-        require_one_split([str(tmp_path)], given, "--data ")
+        require_one_split([str(tmp_path)], given, DATA.to)
 
     taken = re.findall("--data '([^']+)'", caught.value.problem)
     assert tuple(path.removeprefix(f"{tmp_path}/") for path in taken) == REFUSED[names]
@@ -64,7 +65,7 @@ def test_files_of_one_split_are_one_dataset(tmp_path: Path, names: str) -> None:
     """A word that all have says nothing, and a part of a word is none."""
     given = paths(tmp_path, names)
 
-    require_one_split([str(tmp_path)], given, "--data ")
+    require_one_split([str(tmp_path)], given, DATA.to)
 
     assert len(parse_datasets([str(tmp_path)])[0].paths) == len(given)
 
@@ -148,7 +149,7 @@ def test_files_that_no_glob_has_alone_are_all_named(tmp_path: Path) -> None:
     given = paths(tmp_path, "code.bin web-0.bin web-1.bin test-0.bin")
 
     with pytest.raises(InvalidCorpus) as caught:
-        require_one_split([str(tmp_path)], given, "--data ")
+        require_one_split([str(tmp_path)], given, DATA.to)
 
     listed = " ".join(map(repr, given[:3]))
     assert f"take one: --data {listed} or --data " in caught.value.problem

@@ -11,9 +11,9 @@ import pytest
 
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
+from tests.support.stores import map_store
 from tests.support.waiting import let_time_pass
 from tokenfeed.server.runtime.threads.poller import Poller, RescanWorker
-from tokenfeed.server.storage.local.mapped_store import MapStore
 
 
 def test_a_check_that_fails_stops_neither_the_others_nor_itself(
@@ -68,7 +68,7 @@ def test_the_traceback_of_a_failed_check_is_in_the_log_at_level_debug(
 def test_a_file_is_reread_once_without_blocking_polls(write_tokens: WriteTokens) -> None:
     """It takes seconds for 1 GiB."""
     path = write_tokens(np.arange(1, 5000))
-    corpus = MapStore("train", [str(path)], options("<u2"))
+    corpus = map_store("train", [str(path)], options("<u2"))
     rescans = RescanWorker()
     reading, may_end = threading.Event(), threading.Event()
     read = []
@@ -84,7 +84,7 @@ def test_a_file_is_reread_once_without_blocking_polls(write_tokens: WriteTokens)
         for _ in range(3):
             look(corpus, same_content, rescans.submit)
         assert reading.wait(5)
-        assert not corpus.failed
+        assert not corpus.files.failed
 
         may_end.set()
         done = threading.Event()
@@ -92,7 +92,7 @@ def test_a_file_is_reread_once_without_blocking_polls(write_tokens: WriteTokens)
         assert done.wait(5)
         look(corpus, same_content, rescans.submit)
         assert len(read) == 1
-        assert not corpus.failed
+        assert not corpus.files.failed
     finally:
         rescans.close()
         corpus.close()
@@ -102,7 +102,7 @@ def test_a_file_with_other_content_fails_the_dataset_in_the_background(
     write_tokens: WriteTokens,
 ) -> None:
     path = write_tokens(np.arange(1, 5000))
-    corpus = MapStore("train", [str(path)], options("<u2"))
+    corpus = map_store("train", [str(path)], options("<u2"))
     rescans = RescanWorker()
     try:
         let_time_pass(path)
@@ -112,7 +112,7 @@ def test_a_file_with_other_content_fails_the_dataset_in_the_background(
         rescans.submit(done.set)
         assert done.wait(5)
 
-        assert corpus.failed
+        assert corpus.files.failed
     finally:
         rescans.close()
         corpus.close()

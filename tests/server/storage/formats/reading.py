@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenfeed.server.storage.files import open_file
+from tokenfeed.server.storage.door import open_file
 from tokenfeed.server.storage.formats import FormatOptions, Layout, read_layout
 
 

@@ -17,17 +17,18 @@ import pytest
 from tests.conftest import WriteTokens
 from tests.server.conftest import options
 from tests.support.gathering import gather_block
+from tests.support.stores import pread_store
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.local import descriptors as descriptors_module
 from tokenfeed.server.storage.local import opened_shards as opened_module
 from tokenfeed.server.storage.local.descriptors import AllOpen, LastUsed, descriptors_for
-from tokenfeed.server.storage.local.pread_store import PreadStore
 from tokenfeed.server.storage.local.shard import FileStat
+from tokenfeed.server.storage.store import TokenStore
 
 FILES, TOKENS, ROW = 60, 900, 40
-Open = Callable[..., PreadStore]
+Open = Callable[..., TokenStore]
 
 
 @pytest.fixture
@@ -41,11 +42,11 @@ def paths(write_tokens: WriteTokens) -> list[Path]:
 
 @pytest.fixture
 def open_store(paths: list[Path]) -> Iterator[Open]:
-    opened: list[PreadStore] = []
+    opened: list[TokenStore] = []
 
-    def start(open_max: int | None = 3) -> PreadStore:
+    def start(open_max: int | None = 3) -> TokenStore:
         names = [str(path) for path in paths]
-        opened.append(PreadStore("train", names, options("<u2"), open_max=open_max))
+        opened.append(pread_store("train", names, options("<u2"), open_max=open_max))
         return opened[-1]
 
     yield start
@@ -87,13 +88,13 @@ def test_rows_are_the_same_with_hardly_any_files_open(open_store: Open, is_cold:
     store = open_store()
     assert descriptor_count() == before + 3
     for seed in range(5):
-        store.readahead.cold = is_cold
+        store.files.readahead.cold = is_cold
         spans = some_spans(seed)
 
         assert (gather_block(store, spans).tokens == rows_of(spans)).all()
 
         assert descriptor_count() <= before + 3
-    assert b"".join(bytes(piece.content or b"") for piece in store.bring_in()) == b"".join(
+    assert b"".join(bytes(piece.content or b"") for piece in store.files.bring_in()) == b"".join(
         Path(shard.path).read_bytes() for shard in store.shards
     )
     assert descriptor_count() <= before + 3
@@ -111,7 +112,7 @@ def test_threads_that_close_the_files_of_each_other_read_the_right_ones(
     def gather(thread: int) -> int:
         most = 0
         for round_ in range(12):
-            store.readahead.cold = bool((thread + round_) % 2)
+            store.files.readahead.cold = bool((thread + round_) % 2)
             spans = some_spans(100 * thread + round_)
             store.advise(spans)
             assert (gather_block(store, spans).tokens == rows_of(spans)).all()
@@ -166,7 +167,7 @@ def test_the_files_used_last_stay_open() -> None:
     assert opened == [0, 1, 2, 1]
 
 
-def closed_file(store: PreadStore, paths: Sequence[Path]) -> Path:
+def closed_file(store: TokenStore, paths: Sequence[Path]) -> Path:
     """The path of a file that is not open."""
     gather_block(store, window(5))
     gather_block(store, window(6))
@@ -208,7 +209,7 @@ def test_a_file_that_is_another_one_when_it_is_opened_again_fails_the_dataset(
     with pytest.raises(CorpusChanged, match="'train' changed while it was served; restart"):
         gather_block(store, window(9))
 
-    assert store.failed
+    assert store.files.failed
     assert "dataset failed dataset=train reason=09.bin: " in caplog.text
     with pytest.raises(CorpusChanged):
         gather_block(store, window(7))
@@ -233,9 +234,9 @@ def test_a_file_that_is_still_the_same_is_served(
 
     assert (gather_block(store, window(9)).tokens == rows_of(window(9))).all()
 
-    assert not store.failed
+    assert not store.files.failed
     assert (
-        store.facts[9]
+        store.files.facts[9]
         == known
         == FileStat.of(path.stat())._replace(
             size_bytes=known.size_bytes, mtime_ns=known.mtime_ns, ctime_ns=known.ctime_ns
@@ -248,14 +249,14 @@ def test_a_closed_store_stays_closed(open_store: Open) -> None:
     before = descriptor_count()
     store = open_store()
     opening, may_open = threading.Event(), threading.Event()
-    right = store._files._open_again  # type: ignore[union-attr]
+    right = store.files._files._open_again  # type: ignore[union-attr]
 
     def slow(file: int) -> int:
         opening.set()
         assert may_open.wait(10)
         return right(file)
 
-    store._files._open_again = slow  # type: ignore[union-attr]
+    store.files._files._open_again = slow  # type: ignore[union-attr]
     with ThreadPoolExecutor(1) as pool:
         gather = pool.submit(gather_block, store, window(9))
         assert opening.wait(10)
@@ -265,11 +266,11 @@ def test_a_closed_store_stays_closed(open_store: Open) -> None:
         with pytest.raises(CorpusChanged):
             gather.result()
 
-    store.read_ahead(some_spans(1))
+    store.files.read_ahead(store.extents(some_spans(1)))
     with pytest.raises(CorpusChanged):
         gather_block(store, window(5))
     with pytest.raises(CorpusChanged):
-        store.read_served(5, 0, 4)
+        store.files.read_served(5, 0, 4)
     assert eventually(lambda: descriptor_count() == before)
 
 
@@ -278,14 +279,14 @@ def test_advice_waits_for_no_file_to_be_opened(open_store: Open) -> None:
     store = open_store()
     may_open = threading.Event()
     opened: list[int] = []
-    right = store._files._open_again  # type: ignore[union-attr]
+    right = store.files._files._open_again  # type: ignore[union-attr]
 
     def slow(file: int) -> int:
         assert may_open.wait(10)
         opened.append(file)
         return right(file)
 
-    store._files._open_again = slow  # type: ignore[union-attr]
+    store.files._files._open_again = slow  # type: ignore[union-attr]
 
     store.advise(Spans.of_windows(ROW, np.array([9, 10, 11]), np.array([1, 2, 3])))
 
@@ -304,7 +305,7 @@ def test_files_are_opened_even_if_connections_take_all_descriptors(open_store: O
         with suppress(OSError):
             while True:
                 taken.append(os.dup(0))
-        store.readahead.cold = False
+        store.files.readahead.cold = False
         for seed in range(3):
             spans = some_spans(seed)
             assert (gather_block(store, spans).tokens == rows_of(spans)).all()

@@ -18,22 +18,22 @@ import pytest
 from tests.conftest import WriteTokens
 from tests.server.conftest import look, options
 from tests.support.gathering import gather_block
+from tests.support.stores import STORES, map_store
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.content import InOrder
 from tokenfeed.server.datasets.warmup import warm
 from tokenfeed.server.runtime.threads.poll_rate import PollRate
-from tokenfeed.server.storage.choice import STORES, Storing
+from tokenfeed.server.storage.bytes import Extents, run_inline
+from tokenfeed.server.storage.door import Storing
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.local import opened_shards
 from tokenfeed.server.storage.local.copying import FILES_AT_ONCE
-from tokenfeed.server.storage.local.local_store import LocalStore
-from tokenfeed.server.storage.local.mapped_store import MapStore
 from tokenfeed.server.storage.local.opened_shards import Unread
-from tokenfeed.server.storage.store import run_inline
+from tokenfeed.server.storage.store import TokenStore
 
-Store = LocalStore
+Store = TokenStore
 Open = Callable[..., Store]
 PIECE_BYTES = 1 << 20
 
@@ -85,7 +85,7 @@ def test_a_stat_that_fails_is_logged_once_and_changes_nothing(
     paths[1].unlink()
     look(store)
     assert "file=1.bin change=replaced or removed" in caplog.messages[1]
-    assert not store.failed
+    assert not store.files.failed
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR])
@@ -121,26 +121,26 @@ def test_a_reread_that_fails_is_repeated_after_the_next_check(
     path.chmod(0o600)
     answers = [None, None, then]
 
-    store.poll_file(0, lambda: answers.pop(0), run_inline)
-    store.poll_file(1, lambda: answers.pop(0), run_inline)
-    assert not store.failed
-    store.poll_file(0, lambda: answers.pop(0), run_inline)
-    store.poll_file(1, lambda: pytest.fail("it was reread"), run_inline)
+    store.files.poll_file(0, lambda: answers.pop(0), run_inline)
+    store.files.poll_file(1, lambda: answers.pop(0), run_inline)
+    assert not store.files.failed
+    store.files.poll_file(0, lambda: answers.pop(0), run_inline)
+    store.files.poll_file(1, lambda: pytest.fail("it was reread"), run_inline)
 
     assert answers == []
-    assert store.failed is lost
+    assert store.files.failed is lost
 
 
-def failing(store: Store, shard: int, failures: float) -> Callable[[Spans, Any], None]:
-    """Reads tokens as a store does, but a shard only after some failures."""
-    right = store._read_tokens
+def failing(store: Store, shard: int, failures: float) -> Callable[[Extents, Any], None]:
+    """Reads bytes as a store does, but a shard only after some failures."""
+    right = store.files._read
 
-    def read(spans: Spans, target: Any) -> None:
+    def read(extents: Extents, target: Any) -> None:
         nonlocal failures
-        if (spans.shard == shard).any() and failures > 0:
+        if (extents.file == store.files.first_file + shard).any() and failures > 0:
             failures -= 1
             raise Unread(shard, OSError(errno.EIO, os.strerror(errno.EIO)))
-        right(spans, target)
+        right(extents, target)
 
     return read
 
@@ -159,7 +159,7 @@ def test_an_error_that_goes_away_fails_no_dataset_although_its_file_was_replaced
     path = write_tokens(range(1, 9))
     store = open_store(path)
     os.replace(write_tokens(range(11, 19), "new.bin"), path)
-    monkeypatch.setattr(store, "_read_tokens", failing(store, 0, 4))
+    monkeypatch.setattr(store.files, "_read", failing(store, 0, 4))
 
     assert row_of(store, 0) == [1, 2, 3, 4]
 
@@ -171,11 +171,11 @@ def test_a_removed_file_that_cannot_be_read_fails_the_dataset_unless_a_descripto
     path = write_tokens(range(1, 9))
     store = open_store(path)
     path.unlink()
-    monkeypatch.setattr(store, "_read_tokens", failing(store, 0, np.inf))
+    monkeypatch.setattr(store.files, "_read", failing(store, 0, np.inf))
 
-    with pytest.raises(CorpusChanged if store.kind == "map" else Unreadable):
+    with pytest.raises(CorpusChanged if store.files.kind == "map" else Unreadable):
         row_of(store, 0)
-    assert store.failed is (store.kind == "map")
+    assert store.files.failed is (store.files.kind == "map")
 
 
 def test_many_retries_of_one_file_do_not_block_another_file(
@@ -187,7 +187,7 @@ def test_many_retries_of_one_file_do_not_block_another_file(
     tries: list[int] = []
     right = failing(store, 0, np.inf)
     monkeypatch.setattr(
-        store, "_read_tokens", lambda spans, target: (tries.append(0), right(spans, target))
+        store.files, "_read", lambda extents, target: (tries.append(0), right(extents, target))
     )
 
     def wait() -> None:
@@ -218,9 +218,9 @@ def test_files_that_never_change_are_not_checked(
     store = open_store(write_tokens(range(1, 9)), poll_rate=PollRate(never=True))
     monkeypatch.setattr(os, "stat", refusing(errno.EIO))
 
-    assert store.unchanged_since(store.facts, lambda: False)
+    assert store.files.unchanged_since(store.files.facts, lambda: False)
     store.close()
-    assert not store.unchanged_since(store.facts, lambda: False)
+    assert not store.files.unchanged_since(store.files.facts, lambda: False)
 
 
 def test_a_file_of_zeros_that_never_changes_is_not_checked_for_its_rows(
@@ -238,14 +238,14 @@ def test_a_file_of_zeros_that_never_changes_is_not_checked_for_its_rows(
 
 def test_a_file_touched_since_is_not_unchanged(open_store: Open, write_tokens: WriteTokens) -> None:
     store = open_store(write_tokens(range(1, 9), "one.bin"), write_tokens(range(1, 9), "two.bin"))
-    facts = store.facts
-    assert store.unchanged_since(facts, lambda: False)
-    assert not store.unchanged_since(facts, lambda: True)
+    facts = store.files.facts
+    assert store.files.unchanged_since(facts, lambda: False)
+    assert not store.files.unchanged_since(facts, lambda: True)
     path = Path(store.shards[1].path)
     let_time_pass(path)
     path.chmod(0o600)
 
-    assert not store.unchanged_since(facts, lambda: False)
+    assert not store.files.unchanged_since(facts, lambda: False)
 
 
 def test_a_warm_up_ends_at_a_file_that_was_cut(open_store: Open, write_tokens: WriteTokens) -> None:
@@ -270,13 +270,15 @@ def test_a_warm_up_that_reads_yields_all_content_in_order(
     )
     pieces = []
     done_bytes = 0
-    for piece in store.bring_in():
+    for piece in store.files.bring_in():
         assert done_bytes < piece.done_bytes
         done_bytes = piece.done_bytes
         pieces.append(bytes(piece.content or b""))
 
-    assert done_bytes == store.memory_bytes
-    assert b"".join(pieces) == (tokens.astype("<u2").tobytes() if store.kind == "pread" else b"")
+    assert done_bytes == store.files.memory_bytes
+    assert b"".join(pieces) == (
+        tokens.astype("<u2").tobytes() if store.files.kind == "pread" else b""
+    )
 
 
 def test_a_warm_up_counts_the_bytes_behind_the_tokens_of_the_last_file_too(
@@ -295,9 +297,9 @@ def test_a_warm_up_counts_the_bytes_behind_the_tokens_of_the_last_file_too(
     with closing(kind("train", [str(path) for path in paths], words, PollRate())) as store:
         reading = InOrder(store)
 
-        assert warm(store, lambda: False, reading.add) == store.memory_bytes
+        assert warm(store, lambda: False, reading.add) == store.files.memory_bytes
 
-        assert reading.is_complete is (store.kind == "pread")
+        assert reading.is_complete is (store.files.kind == "pread")
 
 
 @pytest.mark.parametrize("zeros", [64 << 10, 200 << 10])
@@ -331,7 +333,7 @@ def test_a_mapped_file_that_was_truncated_and_removed_fails_the_dataset(
 ) -> None:
     """Only its name led to it, so retries would never end."""
     path = write_tokens(range(1, 20_001))
-    with closing(MapStore("train", [str(path)], options("<u2"), PollRate())) as store:
+    with closing(map_store("train", [str(path)], options("<u2"), PollRate())) as store:
         os.truncate(path, 0)
         path.unlink()
 
@@ -360,12 +362,12 @@ def test_touching_all_files_does_not_reread_the_dataset_for_each_of_them(
     for path in paths:
         path.chmod(0o600)
     for shard in range(len(paths)):
-        store.poll_file(shard, same_content, run_inline)
+        store.files.poll_file(shard, same_content, run_inline)
     assert read_at == [1.0]
 
     now = 10.9
-    store.poll_file(0, same_content, run_inline)
+    store.files.poll_file(0, same_content, run_inline)
     assert read_at == [1.0]
     now = 11.0
-    store.poll_file(0, same_content, run_inline)
+    store.files.poll_file(0, same_content, run_inline)
     assert read_at == [1.0, 12.0]

@@ -12,25 +12,28 @@ import numpy as np
 import pytest
 
 from tests.server.conftest import options
+from tests.support.stores import map_store
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.storage.bytes import Extents
 from tokenfeed.server.storage.local import syscalls
-from tokenfeed.server.storage.local.mapped_store import MapStore
+from tokenfeed.server.storage.local.mapped_bytes import ranges_of
 from tokenfeed.server.storage.local.readahead import ReadAhead
+from tokenfeed.server.storage.store import TokenStore
 
 TOKENS = 4 << 20
 ROW_TOKENS = 2049
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Iterator[MapStore]:
+def corpus(tmp_path: Path) -> Iterator[TokenStore]:
     path = tmp_path / "train.bin"
     np.arange(TOKENS, dtype="<u2").tofile(path)
-    opened = MapStore("train", [str(path)], options("<u2"))
+    opened = map_store("train", [str(path)], options("<u2"))
     yield opened
     opened.close()
 
 
-def drop_from_memory(corpus: MapStore) -> None:
+def drop_from_memory(corpus: TokenStore) -> None:
     for shard in corpus.shards:
         descriptor = os.open(shard.path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -43,21 +46,23 @@ def some_windows() -> Spans:
     return Spans.of_windows(ROW_TOKENS, np.zeros_like(offsets), offsets)
 
 
-def resident_share(corpus: MapStore, windows: Spans) -> float:
-    first = corpus.ranges(windows)[:, 0] // 4096 * 4096
+def resident_share(corpus: TokenStore, windows: Spans) -> float:
+    first = ranges_of(corpus.extents(windows))[:, 0] // 4096 * 4096
     return float(np.mean([syscalls.residency(address, 4096).all() for address in first.tolist()]))
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_advised_windows_are_read_before_they_are_gathered(corpus: MapStore, batched: bool) -> None:
+def test_advised_windows_are_read_before_they_are_gathered(
+    corpus: TokenStore, batched: bool
+) -> None:
     """Cold random windows are read many at a time instead of one by one."""
     windows = some_windows()
     drop_from_memory(corpus)
     assert resident_share(corpus, windows) < 0.5
-    readahead = ReadAhead(corpus)
-    corpus._batched = batched
+    readahead, extents = ReadAhead(corpus.files), corpus.extents(windows)
+    corpus.files._batched = batched
 
-    readahead.advise(windows)
+    readahead.advise(extents)
 
     end = time.monotonic() + 10
     while resident_share(corpus, windows) < 1.0:
@@ -65,31 +70,31 @@ def test_advised_windows_are_read_before_they_are_gathered(corpus: MapStore, bat
         time.sleep(0.001)
 
 
-def test_a_warm_corpus_gets_no_advice(corpus: MapStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_corpus_gets_no_advice(corpus: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Advice costs more than the gather of a row that is in memory."""
     given: list[int] = []
     monkeypatch.setattr(syscalls, "read_ahead", lambda ranges: given.append(len(ranges)) or True)
-    readahead = ReadAhead(corpus)
+    readahead = ReadAhead(corpus.files)
 
     for _ in range(10):
-        readahead.advise(some_windows())
+        readahead.advise(corpus.extents(some_windows()))
     assert given == []
 
     drop_from_memory(corpus)
     readahead.observe(waits=3)
-    readahead.advise(some_windows())
+    readahead.advise(corpus.extents(some_windows()))
     assert given == [64]
 
 
 def test_faults_outweigh_what_the_kernel_says_is_resident(
-    corpus: MapStore, monkeypatch: pytest.MonkeyPatch
+    corpus: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For files that this process may not write it reports all pages: only faults tell."""
     given: list[int] = []
     monkeypatch.setattr(syscalls, "residency", lambda *_: np.ones(1, dtype=bool))
     monkeypatch.setattr(syscalls, "read_ahead", lambda ranges: given.append(len(ranges)) or True)
-    readahead = ReadAhead(corpus)
-    readahead.advise(some_windows())
+    readahead = ReadAhead(corpus.files)
+    readahead.advise(corpus.extents(some_windows()))
     assert given == []
 
     advised = []
@@ -97,7 +102,7 @@ def test_faults_outweigh_what_the_kernel_says_is_resident(
         readahead.observe(waits=5)
         given.clear()
         while readahead.cold:
-            readahead.advise(some_windows())
+            readahead.advise(corpus.extents(some_windows()))
         advised.append(len(given))
 
     assert advised == [4, 8, 16, 32]
@@ -107,19 +112,18 @@ def test_what_is_counted_never_falls_and_is_exact_with_many_threads() -> None:
     """A counter that falls looks like a restart, after which all of it counts as new."""
 
     class Cold:
-        stored = np.dtype("<u2")
-
-        def seem_resident(self, spans: Spans) -> bool:
+        def seem_resident(self, extents: Extents) -> bool:
             return False
 
-        def read_ahead(self, spans: Spans) -> None:
+        def read_ahead(self, extents: Extents) -> None:
             pass
 
-    readahead, windows = ReadAhead(Cold()), some_windows()
+    numbers = np.arange(1, 65)
+    readahead, extents = ReadAhead(Cold()), Extents(numbers, numbers, numbers)
 
     def work() -> None:
         for _ in range(500):
-            readahead.advise(windows)
+            readahead.advise(extents)
             readahead.observe(1)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -128,5 +132,5 @@ def test_what_is_counted_never_falls_and_is_exact_with_many_threads() -> None:
     for thread in threads:
         thread.join()
 
-    assert readahead.advised_bytes == 8 * 500 * windows.size_tokens * 2
+    assert readahead.advised_bytes == 8 * 500 * extents.total_bytes
     assert readahead.cold_reads == 8 * 500

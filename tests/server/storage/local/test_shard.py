@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tokenfeed.server.storage.files import open_file
-from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.door import open_file
+from tokenfeed.server.storage.formats import FormatOptions, read_layout
 from tokenfeed.server.storage.local.shard import Shard, Tail
 
 PAGE_BYTES = 4096
@@ -17,7 +18,7 @@ PAGE_BYTES = 4096
 
 def tail(path: Path) -> Tail:
     with open_file(str(path)) as file:
-        return Shard.describe(file, FormatOptions()).tail
+        return Shard.describe(file, partial(read_layout, options=FormatOptions())).tail
 
 
 def write(path: Path, zeros_bytes: int, *, are_written: bool) -> Path:

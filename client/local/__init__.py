@@ -1,3 +1,0 @@
-"""Local files as a dataset, without a server: the only package of the client that uses the server's
-packages, and only when a feed is used.
-"""

@@ -1,0 +1,63 @@
+"""The calls of a stream whose datasets are known: what each asks for, and expects. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tokenfeed.stream.identity import stage_plane_fingerprint
+from tokenfeed.stream.planes import NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import Expected, Request
+
+from .check import corpora_of
+from .wanted_planes import known_fingerprints, plane_fingerprint
+
+
+class Call(NamedTuple):
+    """One call.  request: of one stage.  expected: what a server compares.  planes: kinds that all
+    rows of the stream have; those that the call does not request are empty in its rows.
+    """
+
+    request: Request
+    expected: Expected
+    planes: tuple[int, ...]
+
+
+class Calls:
+    """The calls of a stream."""
+
+    def __init__(self, request: Request, datasets: Sequence[pb.Dataset]) -> None:
+        """request: with the planes of the stream.  datasets: of each source."""
+        stream = request.stream
+        known = stream.known(corpora_of(stream, datasets))
+        self.request = replace(request, stream=known)
+        """Of all rows, over the known stream."""
+        self._datasets = dict(zip(stream.numbers, datasets, strict=True))
+
+    def part(self, first_row: int, end_row: int) -> Call:
+        """Return the call for some rows, as of `Request.part`."""
+        part = self.request.part(first_row, end_row)
+        stream = part.stream
+        sample = part.position.sample_of(part.first_row)
+        planes = tuple((kind, found) for kind in part.planes if (found := self._plane(part, kind)))
+        expected = Expected(
+            stream.identity(sample),
+            tuple(self._datasets[number].digest for number in stream.numbers),
+            planes,
+        )
+        request = replace(part, planes=tuple(kind for kind, _ in planes))
+        return Call(request, expected, self.request.planes)
+
+    def _plane(self, part: Request, kind: int) -> bytes:
+        """Return the fingerprint of a plane of a stage; b"" if none of its sources has it."""
+        numbered = [(number, self._datasets[number]) for number in part.stream.numbers]
+        if kind == TOKEN_COUNTS:
+            return NO_FINGERPRINT if part.stream.reads_documents else b""
+        if kind == REDACTED:
+            return NO_FINGERPRINT
+        if len(numbered) == 1:
+            return plane_fingerprint(numbered[0][1], kind)
+        found = known_fingerprints(kind, numbered)
+        return stage_plane_fingerprint(kind, found) if found else b""

@@ -1,0 +1,301 @@
+"""Checks by the description of datasets whether a stream can be read from a server, or from files.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from tokenfeed.errors import (
+    BeingMade,
+    ContractMismatch,
+    InvalidRequest,
+    LimitExceeded,
+    ListMissing,
+    NotFound,
+    StreamMismatch,
+)
+from tokenfeed.stream.planes import LOSS_MASK
+from tokenfeed.stream.stage import Corpus, Source
+from tokenfeed.stream.stream import Stream
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import CONTRACT_REVISION, Request, require_size, require_within
+
+from .wanted_planes import WantedPlanes, plane_fingerprint
+
+Described = tuple[pb.Dataset, ...]
+"""Descriptions of the datasets of a stream, in the order of its sources."""
+FILES = "target"
+"""The address of local files: what their errors name."""
+
+
+def require_usable(
+    address: str,
+    described: pb.DescribeResponse,
+    request: Request,
+    client_name: str,
+    reference: Described | None,
+    planes: WantedPlanes,
+) -> None:
+    """Raise RequestError, naming the server, unless it speaks this contract, accepts the requests,
+    has the corpus and the wanted planes that the stream began with, and all lists of its
+    redactions; Unreachable while it is still making one of these planes.
+
+    address: of the server; FILES if there is none.
+    described: its description, with the datasets of the sources.  reference: None if the stream
+    begins with it. A reference without a name is only a fingerprint that the user gave.
+    Compares the fingerprints of tokens and planes, and digests if both sides know them.
+    """
+    require_contract(address, described)
+    datasets, stream = tuple(described.datasets), request.stream
+    try:
+        if address != FILES:  # whose own reader says the same, once it knows of any row
+            require_within(request, described.limits, max(each.token_bytes for each in datasets))
+            require_size(planes.request(request, datasets), described.limits, client_name)
+        _require_windows(stream, datasets)
+    except (LimitExceeded, InvalidRequest) as error:
+        raise type(error)(error.subject, f"{error.problem}{_at(address)}") from None
+    for dataset, ours in zip(datasets, reference or (), strict=False):
+        _require_same_corpus(address, dataset, ours, stream)
+    _require_lists(address, stream, datasets)
+    _require_rows(address, stream, datasets)
+    planes.require_ready(address, datasets)
+    if reference is None or not reference[0].name:
+        planes.require_documents(datasets)
+        return
+    for source, dataset, ours in zip(stream.sources, datasets, reference, strict=True):
+        planes.require_same(address, dataset, ours)
+        _require_same_pieces(address, source, dataset, ours)
+
+
+def _at(address: str) -> str:
+    return "" if address == FILES else f" ({address})"
+
+
+def _require_lists(address: str, stream: Stream, datasets: Described) -> None:
+    """Raise ListMissing unless these datasets have all lists of redactions of a stream."""
+    known = dict(zip(stream.numbers, datasets, strict=True))
+    for redaction in stream.redactions:
+        dataset = known[redaction.source]
+        if redaction.list_hash not in dataset.redaction_lists:
+            raise ListMissing(
+                address,
+                f"lacks redaction list {redaction.list_hash.hex()} of dataset {dataset.name!r}; "
+                "copy its list file there",
+            )
+
+
+def _require_rows(address: str, stream: Stream, datasets: Described) -> None:
+    """Raise BeingMade unless the rows of all orders over documents are made; InvalidRequest if one
+    has none.
+    """
+    problem, progress = "", dict[str, float]()
+    for source, dataset in zip(stream.sources, datasets, strict=True):
+        if not source.reads_documents:
+            continue
+        rows = _rows_of(dataset, source.order.NAME)
+        what = f"rows of {source.order.NAME} of dataset {dataset.name!r}"
+        if not rows.pieces_hash:
+            done = f"{100 * rows.progress:.1f} % so far"
+            problem = problem or f"is not ready: the {what} are being made, {done}"
+            progress[f"{address} {what} {source.long_documents}"] = rows.progress
+        elif not rows.rows and address != FILES:  # a feed of files compares its state first
+            none = f"there are no {what}: no document has 2 tokens or more, or all are too long"
+            raise InvalidRequest("order", f"{none} ({address})")
+    if progress:
+        raise BeingMade(address, problem, progress)
+
+
+def _require_same_pieces(
+    address: str, source: Source, dataset: pb.Dataset, reference: pb.Dataset
+) -> None:
+    if not source.reads_documents or not reference.rows:
+        return
+    theirs = _rows_of(dataset, source.order.NAME).pieces_hash
+    ours = _rows_of(reference, source.order.NAME).pieces_hash
+    if theirs != ours:
+        raise StreamMismatch(
+            address,
+            f"cuts the documents of {reference.name!r} into other pieces: {theirs.hex()}, not "
+            f"{ours.hex()}; pass it the same --document-end-token and indices",
+        )
+
+
+def _require_windows(stream: Stream, datasets: Described) -> None:
+    """Raise InvalidRequest unless each of several sources has a window. One dataset is refused by
+    its server.
+    """
+    for source, dataset in zip(stream.sources, datasets, strict=True):
+        if source.reads_documents or len(datasets) == 1:
+            continue
+        if stream.context_length >= dataset.longest_file_tokens:
+            raise InvalidRequest(
+                "context_length",
+                f"{stream.context_length} is not in [1, {dataset.longest_file_tokens}): the "
+                f"longest file of {dataset.name} has {dataset.longest_file_tokens} tokens",
+            )
+
+
+def _require_same_corpus(
+    address: str, dataset: pb.Dataset, reference: pb.Dataset, stream: Stream
+) -> None:
+    of_source = f" of {dataset.name}" if len(stream.sources) > 1 else ""
+    _require_same(address, f"fingerprint{of_source}", dataset.fingerprint, reference.fingerprint)
+    if dataset.digest and reference.digest:
+        _require_same(address, f"digest{of_source}", dataset.digest, reference.digest)
+
+
+def no_rows(dataset: pb.Dataset, context_length: int) -> InvalidRequest:
+    """Return the error of an order of windows that has no row at a context length."""
+    problem = f"{context_length} is not below the {dataset.longest_file_tokens} tokens of the "
+    problem += f"longest file of {dataset.name!r}; pass a shorter context_length"
+    if dataset.row_tokens:
+        problem = f"{context_length} is not {dataset.row_tokens - 1}: the files of "
+        problem += f"{dataset.name!r} have rows of {dataset.row_tokens} tokens"
+    return InvalidRequest("context_length", problem)
+
+
+def counted_rows(dataset: pb.Dataset, order: str) -> int:
+    """Return the number of rows of an order, per epoch if it has epochs.  Raises: NotFound."""
+    return _rows_of(dataset, order).rows
+
+
+def corpora_of(stream: Stream, datasets: Sequence[pb.Dataset]) -> dict[int, Corpus]:
+    """Return what the identity of a stream covers of the dataset of each source, by its number.
+
+    datasets: described at the context length of the last stage.
+    """
+    return {
+        source.number: Corpus(dataset.fingerprint, _pieces(stream, source, dataset))
+        for source, dataset in zip(stream.sources, datasets, strict=True)
+    }
+
+
+def _pieces(stream: Stream, source: Source, dataset: pb.Dataset) -> tuple[tuple[int, bytes], ...]:
+    if not source.reads_documents:
+        return ()
+    before = dict(source.corpus.pieces) if source.corpus is not None else {}
+    now = {stream.context_length: _rows_of(dataset, source.order.NAME).pieces_hash}
+    return tuple(sorted((before | now).items()))
+
+
+def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fraction:
+    """Return the share of the positions of x that have a target, before any loss mask."""
+    rows = _rows_of(dataset, source.order.NAME)
+    if not source.reads_documents or not rows.rows:
+        return Fraction(1)
+    return Fraction(rows.target_count, rows.rows * context_length)
+
+
+def document_warnings(
+    stream: Stream, datasets: Sequence[pb.Dataset], planes: WantedPlanes
+) -> list[str]:
+    """Return what is not learned of each source, because its documents are longer than a row; and
+    of which sources with loss masks the rows begin and end within documents.
+
+    planes: those that the feed requests; a loss mask that it ignores matters to no row.
+    """
+    found = []
+    cut = [
+        dataset.name
+        for source, dataset in zip(stream.sources, datasets, strict=True)
+        if not source.reads_documents
+        and dataset.HasField("documents")
+        and any(plane.kind == LOSS_MASK for plane in dataset.planes)
+    ]
+    if cut and planes.loss_mask:
+        found.append(
+            f"rows cut documents datasets={','.join(cut)}: they have loss masks, and a row of "
+            "windows may have a response without its prompt; order='packed' keeps documents whole"
+        )
+    for source, dataset in zip(stream.sources, datasets, strict=True):
+        if not source.reads_documents or source.long_documents == "cut":
+            continue
+        rows = _rows_of(dataset, source.order.NAME)
+        long_count = rows.dropped_documents + rows.truncated_documents
+        if long_count:
+            found.append(
+                f"long documents {source.long_documents} dataset={dataset.name} "
+                f"order={source.order.NAME} context_length={stream.context_length}: {long_count} "
+                f"of {rows.documents} documents are longer than a row, and {rows.cropped_tokens} "
+                f"of their tokens are no targets; long='cut' learns them all"
+            )
+    return found
+
+
+def row_documents_max(stream: Stream, datasets: Sequence[pb.Dataset]) -> int | None:
+    """Return the limit of documents in the x of a row, padding included; None if there is none."""
+    if not all(source.reads_documents for source in stream.sources):
+        return None
+    return 1 + max(
+        _rows_of(dataset, source.order.NAME).row_pieces_max
+        for source, dataset in zip(stream.sources, datasets, strict=True)
+    )
+
+
+def _rows_of(dataset: pb.Dataset, order: str) -> pb.OrderRows:
+    for counted in dataset.rows:
+        if counted.order == order:
+            return counted
+    raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
+
+
+def without_rows(datasets: Described) -> Described:
+    """Return descriptions without the rows, which are of one context length."""
+    found = []
+    for dataset in datasets:
+        found.append(pb.Dataset())
+        found[-1].CopyFrom(dataset)
+        del found[-1].rows[:]
+    return tuple(found)
+
+
+def with_hashes(known: Described | None, other: Described) -> Described:
+    """Return the known descriptions, with digests and fingerprints of planes of others where they
+    have none.
+    """
+    if known is None:
+        return other
+    return tuple(_with_hashes(old, new) for old, new in zip(known, other, strict=True))
+
+
+def _with_hashes(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
+    learned = pb.Dataset()
+    learned.CopyFrom(known)
+    learned.digest = known.digest or other.digest
+    for plane in learned.planes:
+        plane.fingerprint = plane.fingerprint or plane_fingerprint(other, plane.kind)
+    return known if learned == known else learned
+
+
+def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
+    if theirs != ours and address == FILES:
+        problem = f"these files are another corpus: {theirs.hex()}, not {ours.hex()}"
+        raise StreamMismatch(name, problem)
+    if theirs != ours:
+        raise StreamMismatch(
+            address,
+            f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}; serve the "
+            "files there that this stream began with",
+        )
+
+
+def require_order(described: pb.DescribeResponse, order: str) -> None:
+    """Raise NotFound unless a server knows an order."""
+    if order not in described.orders:
+        raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
+
+
+def require_contract(address: str, described: pb.DescribeResponse) -> None:
+    """Raise ContractMismatch unless a server speaks this client's revision of the contract."""
+    spoken = described.contract_revisions
+    if CONTRACT_REVISION in spoken:
+        return
+    theirs = f"revision {', '.join(map(str, spoken))}" if spoken else "older than revision 2"
+    older = "server" if max(spoken, default=0) < CONTRACT_REVISION else "client"
+    raise ContractMismatch(
+        address,
+        f"speaks another contract, {theirs}, but this client speaks revision {CONTRACT_REVISION}; "
+        f"upgrade the {older}",
+    )

@@ -1,0 +1,202 @@
+"""Datasets in files of this machine, without a server: the only module of the client that uses the
+server's packages, and only when a feed is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tokenfeed._links import require_package
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.stage import Redactions
+from tokenfeed.wire.request import Request
+
+from ..runtime.awaited_task import AwaitedTask
+from ..runtime.counters import Counters
+from ..runtime.supervisor import Task
+from ..transport.addresses import Targets
+from .calls import Calls
+from .check import FILES, Described
+from .datasets import Datasets, Required
+from .describe import describe_sources
+from .file_rows import FileBlocks, FileRows
+from .file_target import parse_local_target
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from tokenfeed.server.datasets.provenance.answers import Answers
+    from tokenfeed.server.open_local import LocalDatasets
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+_AHEAD_BYTES_MAX = 8 << 20
+"""Local rows are at hand at once: more of them ahead would only leave the caches."""
+_LOG_SECONDS = 30.0
+
+
+class Files(Datasets):
+    """Datasets in files of this machine, which are read in the trainer's process. They are opened
+    when they are first needed, in a thread that no signal interrupts.
+    """
+
+    def __init__(
+        self,
+        targets: Targets,
+        request: Request,
+        *,
+        reconnect_seconds: float,
+        **required: Unpack[Required],
+    ) -> None:
+        """Parse the targets; does no I/O.
+
+        reconnect_seconds: how long to try again if files cannot be read.
+        Raises: InvalidRequest if a target is malformed.
+        """
+        super().__init__(request, **required)
+        self._target = parse_local_target(targets)
+        self._reconnect_seconds = reconnect_seconds
+        self._opened: LocalDatasets | None = None
+        self._open_lock = threading.Lock()
+        self._supervise(self._close_files)
+
+    def await_described(self) -> Described:
+        """Return the description of each source; opens them first.  Raises: RequestError,
+        CorpusError.
+        """
+        if self._described is None:
+            self._await_opened()
+        assert self._described is not None
+        return self._described
+
+    def await_provenance(self) -> Answers:
+        """Return what tells where rows come from; opens the files first, like `await_described`."""
+        return (self._opened or self._await_opened()).provenance
+
+    def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> FileRows:
+        """Return the rows of a stream, which reads nothing before `start`; prefetch_bytes of 0
+        means without a thread.
+        """
+        blocks = FileBlocks(partial(self._files_of, request), self._reconnect_seconds)
+        ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.stream.row_tokens)
+        ahead_rows = max(ahead_rows, 2 * request.position.batch_size) if prefetch_bytes else 0
+        return FileRows(self, blocks, counters, ahead_rows)
+
+    def abandon(self, task: Task) -> None:
+        """Leave a task behind that does not end yet: its files are read slowly, or not at all."""
+        if not self.closed:
+            _LOG.warning("a read has not ended yet, and its rows are not needed any more")
+
+    def _files_of(
+        self, request: Request, is_over: Callable[[], bool]
+    ) -> tuple[LocalDatasets, Calls]:
+        """Return what reads the rows of a request.  Raises: like `_await_opened`."""
+        opened = self._opened or self._await_opened(is_over)
+        described = self.await_described()
+        return opened, Calls(self.planes.request(request, described), described)
+
+    def _describe_again(self, context_length: int, redactions: Redactions) -> Described:
+        opened = self._await_opened()
+        return self._describe(opened, context_length, redactions)
+
+    def _describe(
+        self, opened: LocalDatasets, context_length: int, redactions: Redactions
+    ) -> Described:
+        """Return descriptions, once they were found usable, as of a server."""
+        answer = describe_sources(
+            self._request.stream, context_length, "the target", opened.describe
+        )
+        self._require_usable(FILES, answer, self._reference(context_length), redactions)
+        return tuple(answer.datasets)
+
+    def _await_opened(self, is_over: Callable[[], bool] = lambda: False) -> LocalDatasets:
+        """Return the opened dataset; opens it in a thread.  Raises: like `_open`; InvalidRequest
+        once this is closed, or is_over returns True.
+        """
+        self.require_own_process()
+        return _OpenTask(self, self._open, is_over).result()
+
+    def _open(self) -> LocalDatasets:
+        """Return the opened dataset; the first call opens it, and the others wait for that."""
+        with self._open_lock:
+            if self._opened is None:
+                self.require_not_closed()
+                opened = self._open_files()
+                try:
+                    redactions = self._request.stream.redactions
+                    self._begin(self._describe(opened, self._context_length, redactions))
+                except BaseException:
+                    opened.close()
+                    raise
+                self._opened = opened
+            opened = self._opened
+        if self.closed:
+            # The supervisor may have looked just before.
+            self._close_files()
+        self.require_not_closed()
+        return opened
+
+    def _open_files(self) -> LocalDatasets:
+        try:
+            require_package("server")
+        except ImportError as error:
+            raise InvalidRequest("target", f"local files cannot be read here: {error}") from None
+        # The only import of the server's packages, and only where they are needed.
+        from tokenfeed.server.open_local import open_local
+
+        names = [source.dataset for source in self._request.stream.sources]
+        return open_local(self._target.words, names, self._target.options, lambda: self.closed)
+
+    def _close_files(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def require_not_closed(self) -> None:
+        """Raise InvalidRequest once this is closed."""
+        if self.closed:
+            raise InvalidRequest("feed", "is closed; create a new one")
+
+
+class _OpenTask(AwaitedTask["LocalDatasets"]):
+    """The opening of all files, which are read for their fingerprint."""
+
+    thread_name = "tokenfeed-open"
+
+    def __init__(
+        self, files: Files, open_files: Callable[[], LocalDatasets], is_over: Callable[[], bool]
+    ) -> None:
+        """open_files: looks by itself whether the files are closed.  is_over: whether the result is
+        not needed any more.
+        """
+        super().__init__(files.begin_use())
+        self._files = files
+        self._open_files = open_files
+        self._is_over_for_rows = is_over
+        self._logged_at = time.monotonic()
+
+    def due_seconds(self, now: float) -> float:
+        """Return when to cancel: never, the work looks by itself; for the supervisor."""
+        super().due_seconds(now)
+        return math.inf
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+    def _work(self) -> LocalDatasets:
+        return self._open_files()
+
+    def _check_wait(self) -> None:
+        """Raise InvalidRequest if the files are not needed any more; log that it takes long."""
+        self._files.require_not_closed()
+        if self._is_over_for_rows():
+            raise InvalidRequest("feed", "has ended these rows")
+        if time.monotonic() - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = time.monotonic()
+            _LOG.warning("files are still being opened: they are read for their fingerprint")

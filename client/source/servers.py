@@ -1,0 +1,330 @@
+"""Datasets on one server, or on several replicas: one dataset, or those of a mixture.
+
+All requests run in threads that no signal interrupts. A consumer's thread waits for their results
+(threads.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tokenfeed.errors import (
+    InvalidRequest,
+    NotATokenfeedServer,
+    RequestError,
+    Unreachable,
+)
+from tokenfeed.stream.stage import Redactions
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import Hints, Request
+
+from ..runtime.awaited_task import AwaitedTask
+from ..runtime.counters import Counters
+from ..runtime.notifier import Notifier
+from ..runtime.supervisor import Task
+from ..runtime.threads import without_traceback
+from ..transport.addresses import Targets
+from ..transport.channel import Channel, DescribeCall
+from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
+from ..transport.replicas import Replica, ReplicaSet
+from ..transport.timeouts import Timeouts
+from .calls import Calls
+from .check import Described, with_hashes
+from .datasets import Datasets, Required
+from .describe import describe_all, describe_sources, refusal_of_all
+from .failover import Failover
+from .row_stream import RowStream
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+_Accepted = weakref.WeakKeyDictionary[Channel, Redactions]
+"""Connections to servers that were found usable, and the redactions whose lists these have."""
+Ask = Callable[[float, set[DescribeCall]], Described]
+"""Asks servers, with a timeout in seconds; the set holds the open calls, to be cancelled."""
+
+
+class Servers(Datasets):
+    """Datasets on one server, or on several replicas. All streams share its connections."""
+
+    def __init__(
+        self,
+        targets: Targets,
+        request: Request,
+        *,
+        timeouts: Timeouts,
+        credentials: Credentials = PLAINTEXT,
+        client_name: str = "",
+        is_tool: bool = False,
+        **required: Unpack[Required],
+    ) -> None:
+        """Remember the servers; does no I/O.
+
+        targets: as for ReplicaSet.  request: its rank selects the first server, modulo their
+        number, and appears in the log.  timeouts: as for Failover.  credentials: used as they are,
+        without the environment.  is_tool: whether it is a command that trains nothing.  required:
+        without a fingerprint, that of the first server that answers is accepted.
+        Raises: InvalidRequest if a target is not an address.
+        """
+        super().__init__(request, client_name, **required)
+        self._targets = targets
+        self._credentials = credentials
+        self.hints = Hints(client_name, is_tool=is_tool)
+        self._timeouts = timeouts
+        self._connect()
+
+    def _connect(self) -> None:
+        """Create all locks and threads: none is reused after a task that did not end."""
+        self._replicas = ReplicaSet(self._targets, self._credentials)
+        self._supervise(self._replicas.close)
+        # Never taken by a thread that a signal may interrupt.
+        self._describe_lock = threading.Lock()
+        self._accepted = _Accepted()
+
+    def failover(self, awaited_since: Callable[[], float | None]) -> Failover:
+        """Return a new Failover over the servers.  awaited_since: as for Failover."""
+        return Failover(
+            self._replicas,
+            rank=self._request.position.rank,
+            timeouts=self._timeouts,
+            awaited_since=awaited_since,
+        )
+
+    @contextmanager
+    def connected(
+        self,
+        replica: Replica,
+        request: Request,
+        timeout_seconds: float,
+        open_calls: set[DescribeCall],
+    ) -> Iterator[tuple[Channel, Calls]]:
+        """Lend the connection to a server, after a check that it serves the same corpus, with the
+        lists of a request; and the calls for its rows.
+
+        open_calls: holds the calls in progress, so that another thread can cancel them.
+        Raises: ServerUnavailable; StreamMismatch, naming the server; RequestError.
+        """
+        reference = self.described(timeout_seconds, open_calls)
+        redactions = request.stream.redactions
+        try:
+            with replica.connected() as channel:
+                if not self._is_accepted(channel, redactions):
+                    answer = self._describe(
+                        channel, self._context_length, timeout_seconds, open_calls
+                    )
+                    self._require_usable(replica.address, answer, reference, redactions)
+                    self._learn_hashes(tuple(answer.datasets))
+                    self._accepted[channel] = redactions
+                described = self.described(timeout_seconds, open_calls)
+                yield channel, Calls(self.planes.request(request, described), described)
+        except InvalidRequest as error:
+            if error.subject not in CREDENTIAL_FIELDS:
+                raise
+            # They were valid before: a renewal may be in progress.
+            raise Unreachable(replica.address, str(error)) from None
+        except NotATokenfeedServer as error:
+            if not replica.has_served:
+                raise
+            # It has sent rows before: a proxy answers like this while its server is replaced.
+            raise Unreachable(replica.address, error.problem) from None
+
+    def described(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> Described:
+        """Return the description of each source: fingerprint, tokens, rows of each order.
+
+        The first thread that calls this asks all servers, once. Without a required corpus, that of
+        the first server in order that answers is accepted.
+        Raises: ServerUnavailable or RequestError if none answers; StreamMismatch if none has the
+        required corpus; InvalidRequest if servers have several datasets and none was named, or
+        after `close`.
+        """
+        with self._describe_lock:
+            if self._described is None:
+                if self.closed:
+                    raise _closed_unused()
+                redactions = self._request.stream.redactions
+                described = self._describe_all(
+                    self._context_length, redactions, timeout_seconds, open_calls
+                )
+                self._begin(described)
+            assert self._described is not None
+            return self._described
+
+    def await_described(self) -> Described:
+        """Like `described`, but wait for unavailable servers; for a consumer's thread.  Raises:
+        RequestError, CorpusError; Unreachable after reconnect_seconds.
+        """
+        return self._described or self._await(self.described)
+
+    def _await(self, ask: Ask) -> Described:
+        """Return the result of ask; retries until a server answers.
+
+        ask: asks all servers.  Raises: like `await_described`.
+        """
+        self.require_own_process()
+        return _DescribeTask(self, ask).result()
+
+    def abandon(self, task: Task) -> None:
+        """Abandon a task that does not end, and its connections. Later tasks use new ones."""
+        if not self.closed:
+            _LOG.warning("connection abandoned, a cancelled call on it does not end")
+            abandoned = self._supervisor
+            self._connect()
+            abandoned.retire(task)
+
+    def read_documents(self) -> None:
+        """Read document starts too from now on. Servers that were accepted without a look at them
+        are checked again.
+        """
+        super().read_documents()
+        self._accepted = _Accepted()
+
+    def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> RowStream:
+        """Return the rows of a stream, which does not receive before `start`."""
+        return RowStream(self, request, prefetch_bytes=prefetch_bytes, counters=counters)
+
+    def _describe_again(self, context_length: int, redactions: Redactions) -> Described:
+        """Ask all servers; ListMissing if after 3 s none has all lists."""
+        return self._await(partial(self._describe_all, context_length, redactions))
+
+    def _describe_all(
+        self,
+        context_length: int,
+        redactions: Redactions,
+        timeout_seconds: float,
+        open_calls: set[DescribeCall],
+    ) -> Described:
+        """Ask all servers, accept those with the same corpus, and log the others.
+
+        context_length, redactions: as for `_describe_again`.
+        """
+        replicas = self._replicas.known()
+        answers = describe_all(
+            replicas,
+            lambda channel: self._describe(channel, context_length, timeout_seconds, open_calls),
+            timeout_seconds,
+        )
+        reference = self._reference(context_length)
+        found: Described | None = None
+        refused: list[tuple[str, RequestError]] = []
+        not_ready: list[Unreachable] = []
+        for answer in answers:
+            try:
+                self._require_usable(
+                    answer.replica.address, answer.described, reference, redactions
+                )
+            except RequestError as error:  # noqa: PERF203 - another server may fit
+                refused.append((answer.replica.address, without_traceback(error)))
+            except Unreachable as error:
+                not_ready.append(without_traceback(error))
+            else:
+                if not self._is_accepted(answer.channel, redactions):
+                    self._accepted[answer.channel] = redactions
+                # The first known digest is required of all others.
+                found = with_hashes(found, tuple(answer.described.datasets))
+                is_known = reference is not None and reference[0].name
+                reference = with_hashes(reference if is_known else None, found)
+        if found is None:
+            errors = [error for _, error in refused]
+            raise refusal_of_all(errors, not_ready, have_all_answered=len(answers) == len(replicas))
+        for address, refusal in refused:
+            _LOG.error("server rejected address=%s reason=%s", address, refusal.problem)
+        for away in not_ready:
+            _LOG.warning("server left out for now address=%s reason=%s", away.subject, away.problem)
+        self._learn_hashes(found)
+        return found
+
+    def _learn_hashes(self, datasets: Described) -> None:
+        """Store the hashes that were not known yet. Later checks compare them."""
+        if self._described is not None:
+            self._described = with_hashes(self._described, datasets)
+
+    def _describe(
+        self,
+        channel: Channel,
+        context_length: int,
+        timeout_seconds: float,
+        open_calls: set[DescribeCall],
+    ) -> pb.DescribeResponse:
+        return describe_sources(
+            self._request.stream,
+            context_length,
+            channel.target,
+            lambda request: self._answer(channel, request, timeout_seconds, open_calls),
+        )
+
+    def _answer(
+        self,
+        channel: Channel,
+        request: pb.DescribeRequest,
+        timeout_seconds: float,
+        open_calls: set[DescribeCall],
+    ) -> pb.DescribeResponse:
+        """Return the answer to one Describe."""
+        try:
+            call = channel.describe(request, timeout_seconds)
+        except ValueError:  # the channel was closed meanwhile
+            raise Unreachable(channel.target, "its connection was closed") from None
+        open_calls.add(call)
+        try:
+            return call.result(is_first_contact=self._described is None)
+        finally:
+            open_calls.discard(call)
+
+    def _is_accepted(self, channel: Channel, redactions: Redactions) -> bool:
+        """Return whether a server was found usable, with the lists of these redactions."""
+        accepted = self._accepted.get(channel)
+        return accepted is not None and set(redactions) <= set(accepted)
+
+
+class _DescribeTask(AwaitedTask[Described]):
+    """A request to all servers."""
+
+    thread_name = "tokenfeed-describe"
+
+    def __init__(self, remote: Servers, ask: Ask) -> None:
+        """ask: asks all servers."""
+        super().__init__(remote.begin_use())
+        self._remote = remote
+        self._ask = ask
+        self._open_calls: set[DescribeCall] = set()
+        self._notifier = Notifier()
+        began = time.monotonic()
+        self._failover = remote.failover(lambda: began)
+
+    def cancel(self) -> None:
+        """Cancel all open calls; for the supervisor."""
+        self._notifier.notify()
+        for call in tuple(self._open_calls):
+            call.cancel()
+
+    def _check_wait(self) -> None:
+        """Raise InvalidRequest if the feed is closed, and Unreachable if the request hangs."""
+        self._failover.require_in_time(0.0)
+        if self._remote.closed:
+            raise _closed_unused()
+
+    def _work(self) -> Described:
+        result = self._failover.run(
+            lambda _: self._ask(self._failover.read_seconds, self._open_calls),
+            pause=self._notifier.wait,
+            is_over=self._is_over,
+            asks_all=True,
+        )
+        if result is None:
+            raise _closed_unused()
+        return result
+
+
+def _closed_unused() -> InvalidRequest:
+    return InvalidRequest(
+        "feed", "is closed, and had no answer from a server before; create a new one"
+    )

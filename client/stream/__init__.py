@@ -1,1 +1,0 @@
-"""Rows in order, through failovers and reconnects. Knows nothing of torch."""

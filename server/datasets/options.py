@@ -1,0 +1,174 @@
+"""The options of a dataset, each once: of `tokenfeed serve` and other commands, and of `file:`
+targets. The same text is the same value, or the same refusal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tokenfeed.errors import InvalidRequest, Option
+
+from ..storage.documents import Delimiters
+from ..storage.formats import FORMAT_NAMES, ROW_TOKENS_MAX, ROW_TOKENS_MIN, STORED, FormatOptions
+from ..storage.options import (
+    CACHE_DIR,
+    DTYPE,
+    END_TOKEN,
+    FORMAT,
+    IMMUTABLE,
+    LOSS_MASK,
+    MIXED_SPLITS,
+    READ,
+    REDACTIONS,
+    ROW_TOKENS,
+    START_TOKEN,
+    VOCAB_SIZE,
+)
+from ..storage.store import WAYS
+from .opening import VOCAB_SIZE_MAX, PlaneOptions
+
+Refuse = Callable[[Option, str], InvalidRequest]
+"""Returns the error of an option with a problem, as who has set the option writes it."""
+
+
+class OptionValues(NamedTuple):
+    """The values that an option takes.
+
+    what: what it is of the files, in a few words.  default: what holds without it, in words; "": it
+    need not be said.  metavar: what stands for its value; "" if it takes none.  values: all that
+    there are.  limits: the least and the greatest number.
+    """
+
+    what: str
+    default: str = ""
+    metavar: str = ""
+    values: Sequence[str] | None = None
+    limits: tuple[int, int] | None = None
+
+
+OPTIONS: Mapping[Option, OptionValues] = {
+    FORMAT: OptionValues("file format", default="detected", metavar="FORMAT", values=FORMAT_NAMES),
+    DTYPE: OptionValues(
+        "token type for files that do not record one; a file that records another type is refused",
+        default="uint16",
+        metavar="TYPE",
+        values=tuple(STORED),
+    ),
+    READ: OptionValues(
+        "how to read the files",
+        default="pread on network file systems, else map",
+        metavar="WAY",
+        values=WAYS,
+    ),
+    IMMUTABLE: OptionValues(
+        "declare that the files never change while they are served; they are not polled"
+    ),
+    MIXED_SPLITS: OptionValues(
+        "take files as one dataset whose names are those of several splits, as train and val"
+    ),
+    LOSS_MASK: OptionValues(
+        "loss mask of one dataset: for each of its files, in order, a file of one byte per token, "
+        "1 if the token is a training target, else 0",
+        default="X.ds.loss beside X.ds",
+        metavar="PATH",
+    ),
+    CACHE_DIR: OptionValues(
+        "folder for what is made of documents: where they begin, and rows of them",
+        default="beside the token files",
+        metavar="DIR",
+    ),
+    REDACTIONS: OptionValues(
+        "list of redacted tokens, which tokenfeed redact writes",
+        default="beside the token files",
+        metavar="FILE",
+    ),
+    VOCAB_SIZE: OptionValues(
+        "number of token ids; files with an id of N or more are refused (above 1 GiB a sample is "
+        "checked)",
+        metavar="N",
+        limits=(1, VOCAB_SIZE_MAX),
+    ),
+    END_TOKEN: OptionValues(
+        "token that ends each document, if the format does not know its documents",
+        metavar="ID",
+        limits=(0, VOCAB_SIZE_MAX),
+    ),
+    START_TOKEN: OptionValues(
+        "token that begins each document, if the format does not know its documents",
+        metavar="ID",
+        limits=(0, VOCAB_SIZE_MAX),
+    ),
+    ROW_TOKENS: OptionValues(
+        "the files are rows of N tokens that do not overlap: each row is one window, for a context "
+        "length of N - 1",
+        default="windows are cut from all tokens of a file",
+        metavar="N",
+        limits=(ROW_TOKENS_MIN, ROW_TOKENS_MAX),
+    ),
+}
+BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOptions:
+    """The values of one dataset.
+
+    formats: of its files.  read: one of WAYS; None: by the file system.  vocab_size: None if it is
+    unknown.  planes: where its planes are.
+    """
+
+    formats: FormatOptions
+    read: str | None
+    vocab_size: int | None
+    planes: PlaneOptions
+
+
+def parse_options(
+    given: Mapping[Option, str],
+    refuse: Refuse,
+    *,
+    tensor: str | None = None,
+    masks: Sequence[str] = (),
+    are_general: bool = False,
+) -> DatasetOptions:
+    """Return the values of a dataset.
+
+    given: as text.  tensor: which one of each file is meant.  masks: the files of its loss masks.
+    are_general: whether its delimiters were given for several datasets.
+    Raises: InvalidRequest, as refuse makes it.
+    """
+    for option, text in given.items():
+        require_value(option, text, refuse)
+
+    def number(option: Option) -> int | None:
+        return int(given[option]) if option in given else None
+
+    ends, starts = number(END_TOKEN), number(START_TOKEN)
+    return DatasetOptions(
+        FormatOptions.parse(given.get(FORMAT), given.get(DTYPE), tensor, number(ROW_TOKENS)),
+        given.get(READ),
+        number(VOCAB_SIZE),
+        PlaneOptions(
+            masks,
+            Delimiters(ends, starts, are_general=are_general),
+            given.get(CACHE_DIR),
+            given.get(REDACTIONS),
+        ),
+    )
+
+
+def require_value(option: Option, text: str, refuse: Refuse) -> None:
+    """Raise InvalidRequest, as refuse makes it, unless a text is a value of an option."""
+    takes = OPTIONS[option]
+    if takes.limits is not None:
+        least, most = takes.limits
+        if not (re.fullmatch("[0-9]{1,10}", text) and least <= int(text) <= most):
+            raise refuse(option, f"is {text!r}; it takes a number from {least} to {most}")
+    elif takes.values is not None or not takes.metavar:
+        values = takes.values or ("",)
+        if text not in values:
+            words = ", ".join(takes.values or ()) or "no value"
+            raise refuse(option, f"is {text!r}; it takes {words}")

@@ -1,0 +1,75 @@
+"""Small files: read whole, with a limit; and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from contextlib import suppress
+
+
+def read_regular(path: str, bytes_max: int) -> bytes:
+    """Return the content of a regular file of limited size, but not of one that a link leads to.
+
+    Raises: OSError; ValueError if it is no such file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > bytes_max:
+            raise ValueError(f"is not a regular file of at most {bytes_max} bytes")
+        return file.read(bytes_max)
+
+
+def replace_file(path: str, content: bytes, mode: int = 0o666, like: str = "") -> None:
+    """Write a small file, durably: whole or not at all; one process at a time.
+
+    mode: of a new file, before the umask.  like: path of a file that may be read and written by
+    those who may read and write this one; "" if there is none.  Raises: OSError.
+    """
+    partial = f"{path}.partial"
+    with suppress(FileNotFoundError):
+        os.unlink(partial)  # of a process that was killed
+    # O_EXCL: a shared folder may hold a malicious link.
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        if like:
+            known = os.stat(like)
+            os.fchmod(descriptor, known.st_mode & 0o666)
+            with suppress(PermissionError):
+                os.fchown(descriptor, known.st_uid, known.st_gid)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(partial, path)
+    sync_folder(os.path.dirname(path))
+
+
+def put_file(path: str, content: bytes) -> None:
+    """Write a small file that others may read, durably: whole or not at all. Several processes may
+    write it at once.  Raises: OSError.
+    """
+    folder, name = os.path.split(path)
+    os.makedirs(folder or ".", exist_ok=True)
+    # A new file with an unpredictable name: a shared folder may hold a malicious link.
+    descriptor, partial = tempfile.mkstemp(prefix=name, dir=folder)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(descriptor, 0o644)
+            os.fsync(descriptor)
+        os.replace(partial, path)
+    except OSError:
+        os.unlink(partial)
+        raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: str) -> None:
+    """Wait until the names in a folder are on the disk.  Raises: OSError."""
+    descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,87 @@
+"""The full digest of a corpus, stored beside its files; and the name of every file beside them.
+
+A corpus up to 1 GiB is read in full at every start. The digest of a larger one is computed once, by
+`tokenfeed verify` or by a server that has preloaded the corpus, and stored in a file. Servers
+trust it as long as the sizes and modification times of the files are unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+
+from ..runtime.exceptions import log_exception, log_safe_name
+from .bytes import Bytes, StoredShard
+from .door import door_of
+from .formats import Stored
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+_VERSION = 1
+DIGEST_SUFFIX = ".tokenfeed-digest.json"
+_BYTES_MAX = 1 << 16
+_SHARD_BYTES_MAX = 1 << 10
+
+
+def path_beside(shards: Sequence[StoredShard], dtype: Stored, suffix: str = DIGEST_SUFFIX) -> str:
+    """Return the path of a file beside the first file, or in the cache folder where nothing can be
+    written beside it; and hidden, so that no glob matches it.
+
+    Its name depends on all files, since several datasets may begin with the same file.
+    """
+    path = shards[0].path
+    names = "/".join(
+        [dtype.name, *(f"{os.path.basename(s.path)} {s.layout.first_byte}" for s in shards)]
+    )
+    own = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return door_of(path).beside(path, f".{os.path.basename(path)}.{own}{suffix}")
+
+
+def read_digest(files: Bytes, dtype: Stored) -> bytes:
+    """Return the stored digest, 32 bytes; b"" if there is none, or one of other files."""
+    path = path_beside(files.shards, dtype)
+    try:
+        bytes_max = _BYTES_MAX + _SHARD_BYTES_MAX * len(files.shards)
+        if (text := door_of(path).content(path, bytes_max)) is None:
+            return b""
+        kept = json.loads(text)
+        known = bytes.fromhex(kept.pop("digest"))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        log_exception(logging.WARNING, "digest ignored file=%s", log_safe_name(path))
+        return b""
+    if kept != _facts(files, dtype) or len(known) != 32:
+        _LOG.warning(
+            "digest ignored file=%s: the token files have changed; run tokenfeed verify",
+            log_safe_name(path),
+        )
+        return b""
+    return known
+
+
+def write_digest(files: Bytes, dtype: Stored, digest: bytes) -> str:
+    """Store a digest, atomically.  Returns: the path of the file.  Raises: OSError."""
+    path = path_beside(files.shards, dtype)
+    text = json.dumps(_facts(files, dtype) | {"digest": digest.hex()}, indent=1)
+    door_of(path).put(path, text.encode())
+    return path
+
+
+def _facts(files: Bytes, dtype: Stored) -> dict[str, object]:
+    """Return what a digest file has to record for its digest to be valid."""
+    return {
+        "version": _VERSION,
+        "dtype": dtype.name,
+        "files": [
+            [
+                os.path.basename(shard.path),
+                shard.size_bytes,
+                facts.mtime_ns,
+                shard.layout.first_byte,
+                shard.layout.token_count,
+            ]
+            for shard, facts in zip(files.shards, files.facts, strict=True)
+        ],
+    }

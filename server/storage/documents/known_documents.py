@@ -1,0 +1,83 @@
+"""Where documents begin in files whose format knows them: read from the index beside each file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenfeed.errors import InvalidCorpus
+
+from ..bytes import StoredShard
+from ..door import open_file
+from ..formats import Documents
+from .numbers import Numbers
+
+
+class Part(NamedTuple):
+    """Where documents begin in a part of a file.
+
+    file: its index.  starts: int64[n], ascending, each in the part; there may be none.  end_token:
+    where the part ends; it begins where the one before it ends.
+    """
+
+    file: int
+    starts: Numbers
+    end_token: int
+
+
+def all_known(shards: Sequence[StoredShard]) -> list[Documents] | None:
+    """Return the documents of each file; None if those of a file are unknown."""
+    known = [shard.layout.documents for shard in shards]
+    found = [documents for documents in known if documents is not None]
+    return found if len(found) == len(known) else None
+
+
+def count_max(known: Sequence[Documents]) -> int:
+    """Return how many entries there are at most."""
+    return sum(1 + (1 if one.pairs is None else 2) * one.count for one in known)
+
+
+def known_parts(
+    shards: Sequence[StoredShard], known: Sequence[Documents], stopped: Callable[[], bool]
+) -> Iterator[Part]:
+    """Yield where documents begin, of all files in order; documents without a token do not begin.
+
+    Tokens that belong to no document are one: those before the first, between two, behind the last.
+    stopped: whether to stop.  Raises: InvalidCorpus, also if an index has changed since it was
+    checked.
+    """
+    for file, (shard, documents) in enumerate(zip(shards, known, strict=True)):
+        yield Part(file, np.zeros(1, dtype=np.int64), 0)
+        token_count = shard.layout.token_count
+        border, begun, found = 0, 0, 0
+        for borders in (documents.pairs or documents.ends)():
+            if stopped():
+                raise InvalidCorpus(shard.path, "was closed while it was being opened")
+            found += borders.size
+            steps = np.diff(borders, prepend=border)
+            if steps.min(initial=0) < 0 or borders[-1] > token_count:
+                problem = f"document ends have to ascend and be at most {token_count}"
+                raise InvalidCorpus(documents.path, problem)
+            border = int(borders[-1])
+            if documents.pairs is not None:
+                # Without documents that have no token: between two others they begin nothing.
+                pairs = borders.reshape(-1, 2)
+                borders = pairs[pairs[:, 0] < pairs[:, 1]].reshape(-1)
+                steps = np.diff(borders, prepend=begun)
+                begun = int(borders[-1]) if borders.size else begun
+            yield Part(file, borders[(steps > 0) & (borders < token_count)], border)
+        expected = documents.count if documents.pairs is None else 2 * documents.count
+        if found != expected:
+            problem = "changed while it was being opened; start again when it is complete"
+            raise InvalidCorpus(documents.path, problem)
+        yield Part(file, np.empty(0, dtype=np.int64), token_count)
+
+
+def index_facts(path: str) -> list[object]:
+    """Return what changes when the index of a file is written to.  Raises: InvalidCorpus if it is
+    gone.
+    """
+    with open_file(path) as file:
+        return [file.name, file.size_bytes, file.modified_ns]
