@@ -162,7 +162,10 @@ class LocalDatasets:
 
         Raises: TokenfeedError.
         """
-        datasets, store, _ = self._rows.checked(request, expected)
+        try:
+            datasets, store, _ = self._rows.checked(request, expected)
+        except CorpusChanged as error:
+            raise self.explained(error) from None
         return self._rows.reader(request, datasets, store)
 
     @staticmethod

@@ -201,7 +201,7 @@ def test_only_stores_that_are_cold_are_advised(open_store: Open) -> None:
     stores = [open_store(tokens_of(900, seed=seed)) for seed in range(2)]
     advised: list[tuple[str, list[int], list[int]]] = []
     for store in stores:
-        store.advise = lambda spans, planes, name=store.name: advised.append(  # type: ignore[method-assign]
+        store.advise = lambda spans, planes, due_seconds, name=store.name: advised.append(  # type: ignore[method-assign]
             (name, spans.token_offset.tolist(), planes)
         )
     mixed = MixedStore(stores)

@@ -24,7 +24,7 @@ from tests.server.storage.documents.starts_corpora import (
     write_datatrove,
 )
 from tests.support.waiting import eventually, let_time_pass
-from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
+from tokenfeed.errors import InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.documents import (
     Delimiters,
@@ -206,7 +206,7 @@ def test_starts_found_after_the_end_are_closed(tmp_path: Path) -> None:
 
     assert eventually(lambda: not found._build._thread.is_alive())
     assert mapped_count(tmp_path) == 0
-    with pytest.raises(CorpusChanged):
+    with pytest.raises(Unreadable):
         found.read(row())
 
 
