@@ -89,12 +89,7 @@ class MappedBytes(LocalBytes):
         """What gathers from mapped files of any dataset by one call."""
         return gather_mapped
 
-    def ready_count(self, extents: Extents) -> int | None:
-        """Return how many extents are in memory, according to the kernel; None while that is
-        distrusted.
-        """
-        if self.readahead.is_distrusted:
-            return None
+    def _resident_count(self, extents: Extents) -> int:
         for count, (first, size) in enumerate(_whole_pages(ranges_of(extents)).tolist()):
             if not syscalls.residency(first, size).all():
                 return count

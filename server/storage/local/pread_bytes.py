@@ -129,12 +129,7 @@ class PreadBytes(LocalBytes):
         """
         return super().seem_resident(extents) if self._has_nowait else self._seemed_warm
 
-    def ready_count(self, extents: Extents) -> int | None:
-        """Return how many extents have both ends in memory; None if the file system does not report
-        that.
-        """
-        if not self._has_nowait:
-            return None
+    def _resident_count(self, extents: Extents) -> int:
         byte = bytearray(1)
         for count, (shard, first, size) in enumerate(self._places(extents)):
             for place in (first, first + size - 1):

@@ -45,11 +45,6 @@ class ReadAhead:
         self._frames_distrusted = 0
         self._distrust = _FRAMES_DISTRUSTED
 
-    @property
-    def is_distrusted(self) -> bool:
-        """Whether what is said to be in memory was not, not long ago."""
-        return self._frames_distrusted > 0
-
     def advise(self, extents: Extents) -> None:
         """Start to read extents that will be gathered soon, if the files seem cold."""
         if not self.cold:
