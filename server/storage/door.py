@@ -154,6 +154,12 @@ def entry(path: str) -> Entry | None:
     return door_of(path).entry(path)
 
 
+def size_of(path: str) -> int:
+    """Return the bytes of a file; 0 if there is none, or that cannot be known."""
+    found = entry(path)
+    return 0 if found is None else found.size_bytes or 0
+
+
 def is_folder(path: str) -> bool:
     """Return whether a path names a folder."""
     found = entry(path)

@@ -24,7 +24,7 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest, NotFound, Unreadable
 from ...runtime.exceptions import log_safe_name
 from ...storage.documents import DocumentStarts
 from ...storage.documents.known_documents import all_known
-from ...storage.door import entry, exists
+from ...storage.door import exists, size_of
 from ...storage.formats import Documents
 from ...storage.formats.document_ids import SUFFIX, DocumentIds, ids_path
 from ..dataset import Dataset
@@ -230,7 +230,7 @@ class DatasetDocuments:
     def index_bytes(self, file: int) -> int:
         """Return about how many bytes are read to know the documents of a file and their ids."""
         path = self._ids_path(file)
-        ids = _size(path) if path else 0
+        ids = size_of(path) if path else 0
         return _NUMBER_BYTES * int(np.diff(self.first_numbers[file : file + 2])[0]) + ids
 
     @property
@@ -258,7 +258,7 @@ class DatasetDocuments:
 
         def read() -> tuple[int, DocumentIds]:
             ids = self._read_ids(file, path)
-            return _size(path) + _NUMBER_BYTES * len(ids), ids
+            return size_of(path) + _NUMBER_BYTES * len(ids), ids
 
         return self.kept(("ids", file), read)
 
@@ -380,8 +380,3 @@ def _read_index(documents: Documents, token_count: int) -> tuple[Numbers, Number
         pairs = bounds.reshape(-1, 2)
         return pairs[:, 0].copy(), pairs[:, 1].copy()
     return bounds[:-1], bounds[1:]
-
-
-def _size(path: str) -> int:
-    found = entry(path)
-    return 0 if found is None else found.size_bytes or 0

@@ -135,8 +135,16 @@ class _RecordOfFile(NamedTuple):
 def _recorded(store: TokenStore) -> Iterator[_RecordOfFile]:
     """Yield what records say of the files of a dataset."""
     files: dict[str, dict[str, list[int]]] = {}
+    real_folders: dict[str, str] = {}
     for file, shard in enumerate(store.shards):
-        folder, name = os.path.split(door_of(shard.path).real(shard.path))
+        door, (folder, name) = door_of(shard.path), os.path.split(shard.path)
+        if door.is_link(shard.path):
+            folder, name = os.path.split(door.real(shard.path))
+        else:
+            # Once: to resolve a path costs a call for each of its folders.
+            if folder not in real_folders:
+                real_folders[folder] = door.real(folder)
+            folder = real_folders[folder]
         files.setdefault(folder, {}).setdefault(name, []).append(file)
     for folder, names in files.items():
         place = os.path.join(folder, RECORD)

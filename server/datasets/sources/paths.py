@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream.planes import KINDS
 
-from ...storage.door import Entry, absolute, door_of, entry, exists, is_folder, open_file, scheme_of
+from ...storage.door import (
+    Entry,
+    absolute,
+    door_of,
+    exists,
+    is_folder,
+    open_file,
+    scheme_of,
+    size_of,
+)
 
 SHARD_SUFFIXES = (".bin", ".ds", ".npy", ".safetensors")
 """The shards of a folder: it may also contain other files, such as a README or a script."""
@@ -114,7 +123,7 @@ def text_files(
         in_folder = bool(left) and is_folder(word)
         every = files_in(word, TEXT_SUFFIXES) if in_folder else expand(word, TEXT_SUFFIXES)
         found = sorted(set(every) - paths_left, key=os.fsencode) if left else every
-        left_bytes, found_bytes = sum(one.size_bytes for one in left), sum(map(_size, found))
+        left_bytes, found_bytes = sum(one.size_bytes for one in left), sum(map(size_of, found))
         if left and (not found or (left_bytes > found_bytes and not ignores_others)):
             problem = f"has {left_bytes:,} bytes that would not be ingested: {named_left_out(left)}"
             cure = "pass --ignore-others to tokenfeed ingest to go on without them"
@@ -168,13 +177,13 @@ def _left_out(word: str) -> Iterator[LeftOut]:
         if inside:
             yield LeftOut(path, "a folder; name its files by a glob", _size_below(path))
         elif not name.endswith(TEXT_SUFFIXES):
-            yield LeftOut(path, "another kind of file", _size(path))
+            yield LeftOut(path, "another kind of file", size_of(path))
         elif has_more and _NOTICE.match(name):
             yield LeftOut(path, "about the others; name it to take it", 0)
         elif name in _DESCRIPTIONS:
             yield LeftOut(path, "a description of a dataset", 0)
         elif name.endswith(".json") and (why := _why_not_lines(path)):
-            yield LeftOut(path, why, _size(path))
+            yield LeftOut(path, why, size_of(path))
 
 
 def _why_not_lines(path: str) -> str:
@@ -200,11 +209,6 @@ def _is_same(path: str, other: str) -> bool:
     return bool(other) and door_of(path).real(path) == door_of(other).real(other)
 
 
-def _size(path: str) -> int:
-    found = entry(path)
-    return 0 if found is None else found.size_bytes or 0
-
-
 def _size_below(folder: str) -> int:
     """Return the bytes of all files of a folder; links to folders are not followed."""
     door = door_of(folder)
@@ -213,7 +217,7 @@ def _size_below(folder: str) -> int:
         with suppress(InvalidCorpus):
             for each in door.entries(left.pop()):
                 if not each.is_folder:
-                    total_bytes += _size(each.path)
+                    total_bytes += size_of(each.path)
                 elif not door.is_link(each.path):
                     left.append(each.path)
     return total_bytes

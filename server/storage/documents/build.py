@@ -96,7 +96,7 @@ class Build(Generic[Result]):
         raise Unreadable("dataset", f"{self._name!r} {problem}; retry later, or on another server")
 
     def wait(self, seconds: float) -> None:
-        """Wait until the thread has ended, at most for so long since it was started."""
+        """Wait for the end of the thread, at most until some seconds after its start."""
         self._join(max(0.0, self.began_at + seconds - time.monotonic()))
 
     def stop(self) -> None:
