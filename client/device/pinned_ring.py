@@ -48,7 +48,7 @@ class PinnedRing:
     ) -> None:
         """Allocate the slots.
 
-        shape: (B, T + 1).  dtype: of the served tokens, signed; wider tokens may follow later.
+        shape: (B, T + 1).  dtype: of the served tokens; wider tokens may follow later.
         masks: kinds of planes that all rows have and that mask targets. Their bits are in the same
         slot and the same copy as the tokens.
         """
@@ -141,11 +141,10 @@ class CudaCopyEngine:
     ) -> torch.cuda.Event:
         """Widen on the consumer's current stream of this device, after the event `after`."""
         event = torch.cuda.Event()
-        with torch.cuda.device(self._device):
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(after)
-            widen_there(source, x, y)
-            event.record(current)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(after)
+        widen_there(source, x, y)
+        event.record(current)
         # The ring may be freed before the device gets here; its memory has to last until then.
         source.record_stream(current)
         return event

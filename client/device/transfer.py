@@ -7,23 +7,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
+import numpy as np
 import torch
 
 from tokenfeed.errors import InvalidRequest
 
-from .host_transfer import HostTransfer, Transfer, require_tokens_fit
+from .host_transfer import HostTransfer, Transfer, require_tokens_fit, widen_here
 from .numpy_batch import HostPart, Note
 from .pinned_ring import CudaCopyEngine, PinnedRing, cuda_copy_engine
 from .row_source import RowSource
 from .target_mask import masks_of
-from .widening import (
-    WIDE_NUMPY,
-    Batch,
-    join_into,
-    narrow_dtype,
-    narrow_shape,
-    widen_there,
-)
+from .widening import WIDE_NUMPY, Batch, narrow_dtype
 
 
 class CpuTransfer:
@@ -88,7 +82,9 @@ class _ToDevice:
 
 
 class DirectTransfer(_ToDevice):
-    """To a device without a ring, such as MPS: one narrow copy, widened on the device."""
+    """To a device without a ring, such as MPS: widened on the host, since few devices but CUDA's
+    convert unsigned tensors, and copied.
+    """
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch on the device."""
@@ -97,15 +93,13 @@ class DirectTransfer(_ToDevice):
             return None
         batch = out or self._fresh()
         require_tokens_fit(parts, min(tensor.itemsize for tensor in batch))
-        batch_size, context_length = self._shape
-        masks, dtype = masks_of(parts, self._masks), narrow_dtype(parts)
-        shape = narrow_shape((batch_size, context_length + 1), dtype, masks)
-        narrow = torch.empty(shape, dtype=dtype)
-        join_into(parts, narrow, masks)
-        widen_there(narrow.to(self._device), *batch)
+        x, y = (np.empty(self._shape, WIDE_NUMPY[tensor.dtype]) for tensor in batch)
+        widen_here(parts, x, y, masks_of(parts, self._masks))
+        for tensor, array in zip(batch, (x, y), strict=True):
+            tensor.copy_(torch.from_numpy(array))
         if self._note is not None:
             self.noted = self._note(parts)
-        rows.consume(batch_size)
+        rows.consume(self._shape[0])
         return batch
 
 

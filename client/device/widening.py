@@ -1,8 +1,7 @@
-"""Tokens as they are transferred to a device -> (x, y) as a model takes them.
+"""Tokens as they are transferred to a CUDA device -> (x, y) as a model takes them.
 
-Tokens are transferred in the width in which they are served. torch has few operations for unsigned
-tensors, so on a device they are signed, of the same width, and a mask removes the sign. The width
-is not part of a stream's identity: it may change from server to server, even within a batch.
+Tokens are transferred in the width in which they are served. The width is not part of a stream's
+identity: it may change from server to server, even within a batch.
 """
 
 from __future__ import annotations
@@ -25,11 +24,8 @@ WIDE_NUMPY: dict[torch.dtype, np.dtype[np.signedinteger]] = {
     torch.int32: np.dtype(np.int32),
 }
 """The types that x may have: torch -> numpy."""
-NARROW = {2: torch.int16, 4: torch.int32}
+NARROW = {2: torch.uint16, 4: torch.uint32}
 """Width of a served token in bytes -> its type on a device until it is widened."""
-
-_UNSIGNED = {2: np.uint16, 4: np.uint32}
-_MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
 
 
 def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -41,8 +37,6 @@ def widen_there(narrow: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     row_tokens = x.shape[1] + 1
     for wide, tokens in ((x, narrow[:, : row_tokens - 1]), (y, narrow[:, 1:row_tokens])):
         wide.copy_(tokens)
-        if wide.element_size() > narrow.element_size():
-            wide.bitwise_and_(_MASKS[narrow.element_size()])
     if narrow.shape[1] > row_tokens:
         token_bytes = row_tokens * narrow.element_size()
         ignore_there(narrow.view(torch.uint8)[:, token_bytes:], y)
@@ -78,19 +72,19 @@ def narrow_shape(
 
 
 def join_into(parts: Sequence[RowBlock], narrow: torch.Tensor, masks: Collection[int] = ()) -> None:
-    """Concatenate rows into a signed tensor in host memory.
+    """Concatenate rows into a tensor in host memory.
 
     narrow: of `narrow_shape`, contiguous, at least as wide as the rows' `narrow_dtype`.  masks: the
     kinds of planes that mask targets.
     """
-    unsigned = narrow.numpy().view(_UNSIGNED[narrow.itemsize])
+    memory = narrow.numpy()
     tokens = [part.tokens for part in parts]
     if not masks:
-        np.concatenate(tokens, out=unsigned)
+        np.concatenate(tokens, out=memory)
         return
     row_tokens = parts[0].tokens.shape[1]
-    np.concatenate(tokens, out=unsigned[:, :row_tokens])
-    write_bits(parts, unsigned.view(np.uint8)[:, row_tokens * narrow.itemsize :], masks)
+    np.concatenate(tokens, out=memory[:, :row_tokens])
+    write_bits(parts, memory.view(np.uint8)[:, row_tokens * narrow.itemsize :], masks)
 
 
 def require_fits(
