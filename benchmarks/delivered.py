@@ -1,9 +1,10 @@
 """How fast do batches arrive, and for how much processor time, compared with other data loaders?
 
 Batches of 32 x 2048 as int64 (x, y), one client on this machine, on the CPU. Each run is a fresh
-process; the contenders alternate. The first second of a run, with its start-up, is reported
-separately. For contenders with several settings, a sweep finds the best one for the rounds. Ratios
-refer to the first row, the limit: a bare gRPC stream, widened. The last lines are the targets.
+process; the contenders alternate, and all get the same memory (MALLOC). The first second of a run,
+with its start-up, is reported separately. For contenders with several settings, a sweep finds the
+best one for the rounds. Ratios refer to the first row, the limit: a bare gRPC stream, widened. The
+last lines are the targets.
 Run: python -m benchmarks.delivered [--rounds 5] [--seconds 3] [--only NAME ...]
 """
 
@@ -28,6 +29,9 @@ from benchmarks.rows import write_corpus
 
 CORPUS_TOKENS = 1 << 28  # 512 MiB: in the page cache of any machine, and in no other cache
 SWEEP_SECONDS = 1.0
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
+"""Freed blocks stay in the process of every contender. With glibc's own thresholds those that do
+not see to that themselves pay page faults with each batch, and look slower than they are."""
 RUN_SECONDS_MAX = 120.0  # in addition to the measurement: some copy the corpus first
 LOG_SHOWN = 2000
 
@@ -199,6 +203,7 @@ def run(one: Contender, path: Path, setting: str, seconds: float) -> Figures:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | MALLOC,
         start_new_session=True,
     )
     try:
