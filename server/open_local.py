@@ -37,7 +37,7 @@ from .rows.served import ServedDatasets
 from .runtime.threads.poll_rate import PollRate
 from .storage.bytes import CHANGED
 from .storage.door import Storing
-from .storage.options import (
+from .storage.option_names import (
     CACHE_DIR,
     DATA,
     IMMUTABLE,

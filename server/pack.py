@@ -31,14 +31,15 @@ from .cli.dataset_options import (
     parse_dataset,
 )
 from .datasets.dataset import Dataset
-from .datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from .datasets.opening import TokenChecks, open_dataset
+from .datasets.options import PlaneOptions
 from .datasets.sources import DatasetSource
 from .runtime.threads.executors import Executor, make_executor
 from .storage.documents import RowIndex, what_of
 from .storage.documents.rows_builder import FileDocuments, FileRows, Memory, rows_of_documents
 from .storage.door import Storing
 from .storage.formats import FormatOptions
-from .storage.options import CACHE_DIR
+from .storage.option_names import CACHE_DIR
 
 _SECONDS_PER_PIECE = 1.1e-7
 _SECONDS_PER_ROW = 1.6e-7

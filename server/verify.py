@@ -21,13 +21,13 @@ from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.content import full_digest
 from .datasets.opening import TokenChecks, open_dataset
 from .datasets.options import DatasetOptions
-from .datasets.redactions.describing import described_lists
+from .datasets.redactions.describing import describe_lists
 from .datasets.redactions.opening import read_as_erased
 from .datasets.redactions.overlay import files_left
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
 from .storage.door import Storing, absolute
-from .storage.options import REDACTIONS
+from .storage.option_names import REDACTIONS
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -80,7 +80,7 @@ def verify(source: DatasetSource, options: DatasetOptions) -> None:
         print(f"dataset {dataset.name}: {store.shape.token_counts.sum():,} tokens")
         print(f"fingerprint: {dataset.fingerprint.hex()}")
         print(f"digest:      {found.hex() or 'unknown: tokens were erased before it was known'}")
-        for line in described_lists(dataset.redactions, store):
+        for line in describe_lists(dataset.redactions, store):
             print(line)
         if not found or (listed is not None and files_left(store, listed)):
             return

@@ -117,7 +117,7 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
 }
 # Which module may import the other side, and whether at once: the names of the package `tokenfeed`,
 # and files of this machine, which are read as a server reads them.
-DOORS = {
+CROSSINGS = {
     ("tokenfeed", False),
     ("client.source.files", False),
     ("client.source.file_rows", False),
@@ -277,7 +277,7 @@ def test_the_sides_know_nothing_of_each_other() -> None:
         for one in imports(name)
         for package in ("server", "client")
         if within(one.name, package) and not within(name, package)
-        if (name, one.is_eager) not in DOORS
+        if (name, one.is_eager) not in CROSSINGS
     ]
 
     assert culprits == []

@@ -43,7 +43,7 @@ _MIXTURES_KEPT = 64
 """Combinations of datasets that are kept ready."""
 
 
-class Checked(NamedTuple):
+class RowQuery(NamedTuple):
     """What a request is for.  datasets: of each source.  store: their rows.  identity: of the
     stream, 32 bytes.
     """
@@ -127,7 +127,7 @@ class ServedDatasets:
             server_time_ms=time.time_ns() // 1_000_000,
         )
 
-    def checked(self, request: AnyRequest, expected: Expected) -> Checked:
+    def checked(self, request: AnyRequest, expected: Expected) -> RowQuery:
         """Check a request of one stage, but for its planes and redactions.  Raises:
         TokenfeedError.
         """
@@ -140,7 +140,7 @@ class ServedDatasets:
         store.require_intact()
         require_windows(stream, store.shapes)
         require_within(request, self._limits, store.dtype.itemsize)
-        return Checked(datasets, store, require_stream(stream, expected, datasets))
+        return RowQuery(datasets, store, require_stream(stream, expected, datasets))
 
     def reader(
         self, request: AnyRequest, datasets: Sequence[Dataset], store: RowStore

@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2
 from tokenfeed.errors import NotFound, ServerUnavailable, shortened
 
 from ..datasets.dataset import Dataset
-from .admission import AdmissionControl, StreamLimits, abort_on_error, add_service, parse_message
+from .admission import AdmissionControl, StreamLimits, add_service, parse_message
+from .refusals import abort_on_error
 
 _STATUS = health_pb2.HealthCheckResponse
 _LIMITS = StreamLimits(streams=64, peer_streams=8, send_timeout_seconds=10.0, by_option=False)

@@ -21,17 +21,16 @@ from google.protobuf.message import Message
 from tokenfeed.errors import ServerUnavailable, listed
 from tokenfeed.v1 import provenance_pb2 as pb
 
-from ..datasets.provenance.answers import Answers, Asked
+from ..datasets.provenance.answers import Answers, Query
 from .admission import (
     SHUTTING_DOWN,
     ActiveCall,
     AdmissionControl,
-    CallCounts,
     StreamLimits,
-    abort_on_error,
     add_service,
     parse_message,
 )
+from .refusals import CallCounts, abort_on_error
 from .service import TokenFeed, printable
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Provenance"].full_name
@@ -54,7 +53,7 @@ answers of 49,000 ranges, 7,100 and 0.12 s beside one loop, 2,600 and 0.2 s besi
 _LOG = logging.getLogger("tokenfeed.server")
 
 Question = TypeVar("Question", pb.LocateRequest, pb.FindRequest, pb.CoverageRequest)
-Answer = Callable[[Question, Callable[[Asked], None]], Message]
+Answer = Callable[[Question, Callable[[Query], None]], Message]
 
 
 class Turns:
@@ -168,9 +167,9 @@ class Provenance:
         return b""
 
 
-def _log(method: str, call: ActiveCall, asked: Asked) -> None:
+def _log(method: str, call: ActiveCall, query: Query) -> None:
     """Log who asks what, for an audit."""
-    names = sorted({dataset.name for dataset in asked.sources.datasets})
+    names = sorted({dataset.name for dataset in query.sources.datasets})
     _LOG.info(
         "provenance asked peer=%s client=%r method=%s dataset=%s",
         call.context.peer(),

@@ -34,8 +34,9 @@ from ..datasets.dataset import Dataset
 from ..datasets.provenance.expected import require_expected
 from ..rows.served import ServedDatasets
 from .activity import Activity, Caller
-from .admission import AdmissionControl, abort_on_error, parse_message
+from .admission import AdmissionControl, parse_message
 from .frame_producer import FrameProducer, Schedulers
+from .refusals import abort_on_error
 
 _LOG = logging.getLogger("tokenfeed.server")
 

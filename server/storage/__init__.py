@@ -4,7 +4,7 @@
     bytes.py         the bytes of the files of a dataset: the interface of every storage
     door.py          finds and opens files: the other interface
     local/           both for the file systems of this machine
-    opened_file.py   an opened file, as the formats read it
+    open_file.py     an opened file, as the formats read it
     layout.py        where its tokens and documents are
     formats/         finds that out: one module per format
     documents/       where documents begin, and the rows of packed-1 and padded-1: indices that are

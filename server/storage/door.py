@@ -20,7 +20,7 @@ from ..runtime.cache_folder import cache_folder
 from ..runtime.threads.poll_rate import PollRate
 from .bytes import Bytes
 from .layout import Layout
-from .opened_file import OpenFile
+from .open_file import OpenFile
 
 ReadLayout = Callable[[OpenFile], Layout]
 """Returns where the tokens of an opened file are.  Raises: InvalidCorpus."""

@@ -22,6 +22,7 @@ from tokenfeed.wire.row_block import Plane
 
 from ..runtime.exceptions import log_safe_name
 from . import digest_file
+from .beside import path_beside
 from .bytes import ByteArray, Bytes, Extents, StoredShard
 from .door import Storing, door_of, scheme_of
 from .formats import FormatOptions, Stored, read_layout
@@ -261,7 +262,7 @@ class TokenStore:
     @property
     def digest_path(self) -> str:
         """Path of its digest file, beside the first file."""
-        return digest_file.path_beside(self.shards, self.stored)
+        return path_beside(self.shards, self.stored, digest_file.DIGEST_SUFFIX)
 
     def kept_digest(self) -> bytes:
         """Return the stored digest of these files, 32 bytes; b"" if there is none."""

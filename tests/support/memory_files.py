@@ -33,7 +33,7 @@ from tokenfeed.server.storage.bytes import (
 )
 from tokenfeed.server.storage.door import DOORS, Entry, ReadLayout, Storing, in_cache, unreadable
 from tokenfeed.server.storage.formats import Layout
-from tokenfeed.server.storage.opened_file import HEAD_BYTES, OpenFile
+from tokenfeed.server.storage.open_file import HEAD_BYTES, OpenFile
 
 SCHEME = "memory"
 

@@ -27,7 +27,7 @@ from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from .sources import Sources
-from .spans import Near
+from .spans import Candidates
 
 Numbers = npt.NDArray[np.int64]
 
@@ -267,7 +267,7 @@ def _messages(sources: Sources, ranges: _Ranges) -> Iterator[pb.CoveredRange]:
             own = np.flatnonzero(ranges.file == file)
             known = documents.of_file(file)
             bounds = ranges.first[own], ranges.end[own]
-            near = Near.of(known.first_tokens, known.end_tokens, *bounds)
+            near = Candidates.of(known.first_tokens, known.end_tokens, *bounds)
             firsts[own], counts[own] = known.first_number + near.first, near.counts
     columns = (*ranges, firsts, counts)
     for file, first, end, rows, document, count in zip(

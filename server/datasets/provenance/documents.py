@@ -31,7 +31,7 @@ from ..dataset import Dataset
 from .names import escaped, file_name
 
 Numbers = npt.NDArray[np.int64]
-Kept = TypeVar("Kept")
+Item = TypeVar("Item")
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -303,7 +303,7 @@ class DatasetDocuments:
         numbers: list[int] = ids.numbers_of(wanted).tolist()
         return numbers
 
-    def kept(self, key: Hashable, read: Callable[[], tuple[int, Kept]]) -> Kept:
+    def kept(self, key: Hashable, read: Callable[[], tuple[int, Item]]) -> Item:
         """Return what is kept under a key, or was read now: one at a time, which bounds the memory.
 
         read: also returns the size of what it read, in bytes.  Raises: what it raises; Unreadable
@@ -321,7 +321,7 @@ class DatasetDocuments:
                 self.kept_bytes -= self._kept.popitem(last=False)[1][0]
             return found
 
-    def _guarded(self, read: Callable[[], Kept]) -> Kept:
+    def _guarded(self, read: Callable[[], Item]) -> Item:
         """Return what was read.  Raises: Unreadable, without a path, if a file is damaged or gone;
         the log names it.
         """

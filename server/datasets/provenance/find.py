@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, NotFound, listed, shortened
-from tokenfeed.sampling.inverse import FoundSamples, SampleRange
+from tokenfeed.sampling.inverse import SampleMatches, SampleRange
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, place_of, rows_at_once, rows_key, spans_at
 from tokenfeed.v1 import provenance_pb2 as pb
 
@@ -23,7 +23,7 @@ from ..redactions.ranges import TokenRanges
 from .documents import IDS_MAX, DatasetDocuments, Document
 from .marks import Marks, RowMarks, messages, unmarked
 from .sources import Sources, range_message
-from .spans import Near, Parts, overlaps
+from .spans import Candidates, Parts, overlaps
 
 Numbers = npt.NDArray[np.int64]
 
@@ -152,7 +152,7 @@ class _Page(NamedTuple):
     """
 
     end: int
-    found: FoundSamples
+    found: SampleMatches
     candidates: list[int]
     places: Numbers
 
@@ -248,7 +248,7 @@ class _Search:
         spans = replace(spans, source=np.full_like(spans.shard, self._index))
         firsts = self._bases[spans.shard] + spans.token_offset
         ends = firsts + spans.token_count
-        near = Near.of(self._firsts, self._ends, firsts, ends)
+        near = Candidates.of(self._firsts, self._ends, firsts, ends)
         row_of = spans.row_of_span
         marked = self._marks(spans)
         counts = np.bincount(row_of, near.counts, len(spans)).astype(np.int64) + marked.counts()
@@ -256,13 +256,13 @@ class _Search:
         row_count = max(1, int(np.searchsorted(sums, SPANS_MAX, side="right")))
         end = page.candidates[row_count] if row_count < len(spans) else page.end
         own = slice(0, int(spans.first_span[min(row_count, len(spans))]))
-        near = Near(near.first[own], near.counts[own])
+        near = Candidates(near.first[own], near.counts[own])
         parts = overlaps(self._firsts, self._ends, firsts[own], ends[own], near)
         within = parts.first_token - firsts[parts.span] + spans.places_in_row[parts.span]
         return end, list(self._messages(page.found, marked, row_of[parts.span], within, parts))
 
     def _messages(
-        self, found: FoundSamples, marked: RowMarks, rows: Numbers, within: Numbers, parts: Parts
+        self, found: SampleMatches, marked: RowMarks, rows: Numbers, within: Numbers, parts: Parts
     ) -> Iterator[pb.FoundRow]:
         """Yield rows that have some tokens.  rows, within: int64[parts], ascending by row."""
         samples, own_samples = found.samples.tolist(), found.own_samples.tolist()

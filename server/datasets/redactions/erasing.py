@@ -5,7 +5,7 @@ new one. It can be interrupted at any moment, and the same command goes on.
     replace   for each file: a copy beside it, overwritten, synced, checked, renamed
 
 From the moment at which the list says it, servers refuse rows that need these tokens. They serve
-the files that they opened until they find the new ones (replacements.py). A dataset is opened
+the files that they opened until they find the new ones (replaced_shards.py). A dataset is opened
 whichever of its files are replaced (overlay.py). A delimiter of documents is not overwritten, or
 documents would begin elsewhere.
 """
@@ -26,7 +26,7 @@ from ...runtime.exceptions import log_safe_name
 from ...storage.door import door_of
 from ...storage.formats import GIVEN, Layout, recognized
 from ...storage.local.choice import mount_points
-from ...storage.local.files import LocalFile, open_file
+from ...storage.local.files import LocalFile, open_local_file
 from ...storage.local.replacing import (
     CURE,
     copied,
@@ -169,7 +169,7 @@ def _require_replaceable(store: TokenStore, files: Sequence[int], over: Overlay)
         if counts[path := paths[file]] > 1:
             problem = "is several files of this dataset, by links, of which each would change"
             raise InvalidCorpus(store.shards[file].path, f"{problem}; make copies, {CURE}")
-        with open_file(path) as original:
+        with open_local_file(path) as original:
             require_one_name(original)
             _require_same_format(original, store.shards[file].layout, file, over)
             require_replaceable(original, mounted)
@@ -196,7 +196,7 @@ def _replace(store: TokenStore, erased: ErasedFile, over: Overlay, ranges: Token
     """Replace a file by one without its erased tokens.  Raises: InvalidCorpus, WriteFailed."""
     path = _path_of(store, erased.file)
     layout, facts = store.shards[erased.file].layout, store.files.facts[erased.file]
-    with open_file(path) as original, copied(original) as copy:
+    with open_local_file(path) as original, copied(original) as copy:
         require_one_name(original)
         copy.fill()
         for file, first, end in ranges.blocks(layout.dtype.itemsize):

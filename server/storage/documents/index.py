@@ -34,12 +34,12 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream.identity import content_blocks
 
 from ...runtime.exceptions import log_safe_name
-from ...runtime.shared_lock import INDEX_SUFFIX, LOCK_SUFFIX, locked, remove_unused
+from ...runtime.once_a_machine import INDEX_SUFFIX, LOCK_SUFFIX, locked, remove_unused
 from ..door import absolute
 from ..store import TokenStore
 from . import index_file
 from .build import Closeable, OnProgress, Stopped, never
-from .index_file import Damaged, IndexFile, IndexWriter, index_paths, opened
+from .index_file import DamagedIndex, IndexFile, IndexWriter, index_paths, opened
 from .numbers import FOOTER, NUMBER, HeldNumbers, IndexNumbers, MappedNumbers, Numbers
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -112,8 +112,8 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
     def _facts_of(self, description: Description, number_count: int) -> Facts:
         """Return the facts of a description.
 
-        Raises: Damaged if this number of numbers cannot have them; ValueError and others if it is
-        not of its form.
+        Raises: DamagedIndex if this number of numbers cannot have them; ValueError and others if it
+        is not of its form.
         """
 
     @abstractmethod
@@ -157,7 +157,7 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
         self._log("made", index, path, progress.seconds)
         return index
 
-    def made_once(
+    def make_once(
         self, stopped: Stopped = never, on_progress: OnProgress = lambda share: None
     ) -> Index:
         """Make it once for all processes of this machine that open the same files: the first one
@@ -195,7 +195,7 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
                 return self._checked(file)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except Damaged as error:
+        except DamagedIndex as error:
             problem = str(error)
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
@@ -207,28 +207,28 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
     def _checked(self, file: IndexFile) -> Index:
         """Return the index of a file whose content is right.
 
-        Raises: Damaged, OSError, InvalidCorpus; ValueError and others for a wrong description.
+        Raises: DamagedIndex, OSError, InvalidCorpus; ValueError and others for a wrong description.
         """
         end_byte = file.facts.size_bytes - _END.size
         size_bytes, seal, footer = _END.unpack(file.read(end_byte, file.facts.size_bytes))
         if footer != FOOTER:
-            raise Damaged("is truncated")
+            raise DamagedIndex("is truncated")
         most = _DESCRIPTION_BYTES_MAX + _SHARD_BYTES_MAX * len(self.store.shards)
         if size_bytes > min(end_byte, most):
-            raise Damaged("is damaged")
+            raise DamagedIndex("is damaged")
         text = file.read(end_byte - size_bytes, end_byte)
         description = json.loads(text)
         description_facts = description.pop("facts")
         number_count, table_count = description.pop("counts")
         if description != self.made_from:
-            raise Damaged(f"was made {self.others}")
+            raise DamagedIndex(f"was made {self.others}")
         numbers_bytes = NUMBER.itemsize * number_count
         if numbers_bytes + NUMBER.itemsize * table_count + size_bytes != end_byte:
-            raise Damaged("is truncated")
+            raise DamagedIndex("is truncated")
         table = file.read(numbers_bytes, end_byte - size_bytes)
         hashes = _hashes(file.read, numbers_bytes)
         if seal != _seal(hashes, table, text):
-            raise Damaged("is damaged")
+            raise DamagedIndex("is damaged")
         facts = self._facts_of(description_facts, number_count)
         numbers = self._numbers(file.read, numbers_bytes, lambda: file)
         content = Content(numbers, np.frombuffer(table, NUMBER), hashes, file.path)

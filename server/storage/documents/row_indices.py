@@ -211,7 +211,7 @@ class RowIndices:
                 name, count = self._store.name, builder.starts.count
                 problem = f"{name!r} has {count} documents, and no {builder.what} yet"
                 raise InvalidRequest("order", f"{problem}; run: {self._command(key)}")
-            make = builder.made_once if share else builder.made
+            make = builder.make_once if share else builder.made
             index = make(stopped, on_progress)
         with self._lock:
             # None is idle if one was read meanwhile: then there is one more for a while.

@@ -11,8 +11,8 @@ from typing import Protocol
 from tokenfeed.errors import InvalidCorpus
 
 from ..layout import STORED, Documents, Layout, Stored
-from ..opened_file import OpenFile
-from ..options import DTYPE, FORMAT, ROW_TOKENS
+from ..open_file import OpenFile
+from ..option_names import DTYPE, FORMAT, ROW_TOKENS
 from . import datatrove, litdata, litgpt, llmc, megatron, npy, olmo, raw, safetensors, unsupported
 from .layout import ROW_TOKENS_MAX, ROW_TOKENS_MIN, FormatOptions, NoTokens
 

@@ -16,7 +16,7 @@ from tokenfeed.errors import InvalidCorpus
 from ...runtime.threads.poll_rate import PollRate
 from ..bytes import Bytes
 from ..door import ReadLayout, Storing
-from ..options import READ
+from ..option_names import READ
 from .mapped_bytes import MappedBytes
 from .pread_bytes import PreadBytes
 

@@ -24,7 +24,7 @@ from tests.support import reference
 from tests.support.waiting import eventually
 from tokenfeed.client.transport.channel import describe
 from tokenfeed.server.datasets import warmup
-from tokenfeed.server.datasets.content import InOrder
+from tokenfeed.server.datasets.content import SequentialDigest
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
@@ -139,13 +139,13 @@ def test_one_thread_alone_reads_and_it_is_that_of_the_warm_up(
     """It has the low priority; sixteen readers would leave streams no core."""
     before = set(threading.enumerate())
     readers = set()
-    add = InOrder.add
+    add = SequentialDigest.add
 
     def watched(*arguments: Any) -> None:
         readers.add(threading.current_thread())
         add(*arguments)
 
-    monkeypatch.setattr(InOrder, "add", watched)
+    monkeypatch.setattr(SequentialDigest, "add", watched)
     warmed_up(dataset)
 
     assert [thread.name for thread in readers - before] == ["tokenfeed-warmup"]

@@ -27,9 +27,9 @@ from tokenfeed.server.rpc.frame_producer import FrameProducer, Schedulers
 from tokenfeed.server.storage.bytes import Extents
 from tokenfeed.server.storage.door import Storing
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local import opened_shards
+from tokenfeed.server.storage.local import file_changes
+from tokenfeed.server.storage.local.file_changes import FailedRead
 from tokenfeed.server.storage.local.local_bytes import LocalBytes
-from tokenfeed.server.storage.local.opened_shards import Unread
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import from_message
 
@@ -78,11 +78,11 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
     def read(extents: Extents, target: Any) -> None:
         if (extents.file > store.files.first_file).any():
             tries.append(store.cold)
-            raise Unread(1, OSError(errno.EIO, "Input/output error"))
+            raise FailedRead(1, OSError(errno.EIO, "Input/output error"))
         right(extents, target)
 
     monkeypatch.setattr(store.files, "_read", read)
-    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (60.0,))
+    monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (60.0,))
     assert frames(dataset, 0, scheduler) == 1
     assert not store.cold
 
@@ -123,11 +123,11 @@ def test_a_failed_read_is_still_retried(
         nonlocal failures
         failures -= 1
         if failures >= 0:
-            raise Unread(0, OSError(errno.EIO, "Input/output error"))
+            raise FailedRead(0, OSError(errno.EIO, "Input/output error"))
         right(extents, target)
 
     monkeypatch.setattr(store.files, "_read", read)
-    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
+    monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (0.001,) * 4)
     for _ in range(2):
         failures = 3
         assert frames(dataset, 0) == 1

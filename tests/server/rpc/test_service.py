@@ -29,7 +29,8 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.rpc import listener
 from tokenfeed.server.rpc.activity import Activity

@@ -17,7 +17,8 @@ from tests.conftest import WriteTokens
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.inspect import main as inspect
 from tokenfeed.server.storage.formats import FormatOptions

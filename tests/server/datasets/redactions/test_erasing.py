@@ -31,16 +31,17 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.provenance.documents import documents_of
 from tokenfeed.server.datasets.redactions import erasing, list_file
 from tokenfeed.server.datasets.redactions.erased_files import locked_records
 from tokenfeed.server.datasets.redactions.redacted_rows import Redactor
 from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
 from tokenfeed.server.rows.reader import RowReader
-from tokenfeed.server.storage.bytes import EXCHANGES
 from tokenfeed.server.storage.documents import Delimiters
 from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.exchanges import EXCHANGES
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.verify import main as verify
 from tokenfeed.stream.position import Position
@@ -468,8 +469,8 @@ def test_nothing_is_mapped_once_a_dataset_is_closed(
     path = write_tokens(np.arange(256, 5256))
     dataset = open_(path)
     redact(path, "--range=0:5:11", *ERASE)
-    assert dataset.replacements is not None
-    is_erased_file = dataset.replacements.is_erased_file
+    assert dataset.replaced_shards is not None
+    is_erased_file = dataset.replaced_shards.is_erased_file
 
     def closing_meanwhile(*arguments: Any) -> bool:
         found = is_erased_file(*arguments)

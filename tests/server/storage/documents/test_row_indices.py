@@ -43,7 +43,8 @@ from tokenfeed.errors import (
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import packed_v1
 from tokenfeed.sampling.plan import plan
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.documents import (
     Delimiters,

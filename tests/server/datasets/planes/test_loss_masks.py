@@ -20,7 +20,8 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import plan
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset, start_polling
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, log_opened, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, log_opened, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
 from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.storage.bytes import Extents

@@ -7,14 +7,14 @@ from __future__ import annotations
 from tokenfeed.errors import CorpusChanged, Unreadable
 
 from ...storage.formats import Layout
-from ...storage.opened_file import OpenFile
+from ...storage.open_file import OpenFile
 from ...storage.store import TokenStore
 from ..content import fingerprint_of_file
 from .list_file import RedactionLists
 from .overlay import Overlay
 
 
-class Replacements:
+class ReplacedShards:
     """Which files a dataset takes up, and which are known to have no erased token. May be asked by
     several threads: at worst, one of them reads a file again.
     """

@@ -17,15 +17,15 @@ from tokenfeed.stream import identity
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.wire.row_block import Plane
 
-from ..storage.bytes import PIECE_BYTES
-from ..storage.door import Storing, open_file
-from ..storage.formats import FormatOptions, npy
-from ..storage.formats.datatrove import SUFFIX
-from ..storage.options import LOSS_MASK as MASK_OPTION
-from ..storage.store import TokenStore, open_store
-from .content import Block, Content
+from ...storage.bytes import PIECE_BYTES
+from ...storage.door import Storing, open_file
+from ...storage.formats import FormatOptions, npy
+from ...storage.formats.datatrove import SUFFIX
+from ...storage.option_names import LOSS_MASK as MASK_OPTION
+from ...storage.store import TokenStore, open_store
+from ..content import Block, Content
+from ..sources.paths import mask_of
 from .plane_files import PlaneFiles, files_beside
-from .sources.paths import mask_of
 
 _BYTES = FormatOptions.parse("raw", "uint8", None)
 _ARRAYS = replace(FormatOptions.parse("npy", "uint8", None), are_flags=True)
