@@ -19,7 +19,7 @@ from .cli.dataset_options import PLANES, add_dataset_arguments, parse_dataset
 from .datasets.dataset import Dataset
 from .datasets.opening import TokenChecks, open_dataset
 from .datasets.redactions.describing import describe_lists
-from .storage.door import Storing
+from .storage.door import StorageOptions
 from .storage.formats.document_ids import ids_beside
 from .storage.option_names import REDACTIONS, VOCAB_SIZE
 from .storage.store import TokenStore
@@ -56,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _inspect(arguments: argparse.Namespace) -> None:
     stdout_of_any_path()
     source, options = parse_dataset(arguments)
-    checks, storing = TokenChecks(options.vocab_size, serves=False), Storing(options.read)
+    checks, storage = TokenChecks(options.vocab_size, serves=False), StorageOptions(options.read)
     with closing(
-        open_dataset(source, options.formats, checks, storing, planes=options.planes)
+        open_dataset(source, options.formats, checks, storage, planes=options.planes)
     ) as dataset:
         dataset.search_now()
         show(dataset, arguments.tokens, arguments.tokenizer)

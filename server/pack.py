@@ -37,7 +37,7 @@ from .datasets.sources import DatasetSource
 from .runtime.threads.executors import Executor, make_executor
 from .storage.documents import RowIndex, what_of
 from .storage.documents.rows_builder import FileDocuments, FileRows, Memory, rows_of_documents
-from .storage.door import Storing
+from .storage.door import StorageOptions
 from .storage.formats import FormatOptions
 from .storage.option_names import CACHE_DIR
 
@@ -120,7 +120,8 @@ def _run(arguments: argparse.Namespace) -> None:
         how = workers_named(arguments.executor, arguments.workers)
         # The tasks of a cluster are on other machines.
         here = (arguments.workers or 1) if arguments.executor == "local" else 0
-        pack(source, options.formats, Storing(options.read), options.planes, key, run, how, here)
+        storage = StorageOptions(options.read)
+        pack(source, options.formats, storage, options.planes, key, run, how, here)
 
 
 def key_of(order: str, context_length: int, long_documents: str) -> RowsKey:
@@ -157,7 +158,7 @@ def workers_named(executor: str, workers: int | None) -> str:
 def pack(
     source: DatasetSource,
     options: FormatOptions,
-    storing: Storing,
+    storage: StorageOptions,
     planes: PlaneOptions,
     key: RowsKey,
     run: Run | None,
@@ -175,7 +176,7 @@ def pack(
         cure = f"pass fewer --workers than {workers}, {cure}"
     memory = Memory(_MEMORY_SHARE, workers, cure)
     checks = TokenChecks(serves=False)
-    with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
+    with closing(open_dataset(source, options, checks, storage, planes=planes)) as dataset:
         # A search may take much longer than all that follows.
         starts = dataset.document_starts
         is_searched = starts is None or starts.is_known
@@ -184,12 +185,12 @@ def pack(
         dataset.search_now()
         assert dataset.rows is not None
         builder = dataset.rows.builder(key, memory, run)
-        index = builder.found()
+        index = builder.find()
         if index is None:
             builder.require_memory()
             if is_searched:
                 print_estimate(dataset, key, how)
-            index = builder.made()
+            index = builder.make()
         with closing(index):
             if not index.path:
                 problem = "no folder takes its rows, so a server would make them again"

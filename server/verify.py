@@ -26,7 +26,7 @@ from .datasets.redactions.opening import read_as_erased
 from .datasets.redactions.overlay import files_left
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
-from .storage.door import Storing, absolute
+from .storage.door import StorageOptions, absolute
 from .storage.option_names import REDACTIONS
 
 
@@ -60,9 +60,9 @@ def verify(source: DatasetSource, options: DatasetOptions) -> None:
     erasure has left.
     Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.
     """
-    checks, storing = TokenChecks(serves=False), Storing(options.read)
+    checks, storage = TokenChecks(serves=False), StorageOptions(options.read)
     with closing(
-        open_dataset(source, options.formats, checks, storing, planes=options.planes)
+        open_dataset(source, options.formats, checks, storage, planes=options.planes)
     ) as dataset:
         if (split := source.split or _split_around(source.paths)) is not None:
             require_as_ingested(split)

@@ -17,7 +17,7 @@ from functools import partial
 from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
 
-from ..storage.door import Storing
+from ..storage.door import StorageOptions
 from .dataset_options import (
     PLANES,
     add_dataset_arguments,
@@ -123,7 +123,7 @@ def redact(arguments: argparse.Namespace) -> ListSummary:
     )
     source, options = parse_dataset(arguments)
     planes = of_list(options.planes, arguments.list)
-    redacting = Redacting(source, options.formats, Storing(options.read), planes)
+    redacting = Redacting(source, options.formats, StorageOptions(options.read), planes)
     return redacting.redact(
         selection, erases=arguments.erase, has_no_delimiter=arguments.no_delimiter
     )

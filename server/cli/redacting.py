@@ -29,7 +29,7 @@ from ..datasets.redactions.ranges import RedactionList, TokenRanges, Triple
 from ..datasets.sources import DatasetSource
 from ..storage.documents import used_delimiters
 from ..storage.documents.known_documents import all_known
-from ..storage.door import Storing
+from ..storage.door import StorageOptions
 from ..storage.formats import FormatOptions
 from ..storage.store import TokenStore, open_store
 
@@ -108,7 +108,7 @@ class Redacting:
 
     source: DatasetSource
     options: FormatOptions
-    storing: Storing
+    storage: StorageOptions
     planes: PlaneOptions
 
     def redact(
@@ -135,10 +135,10 @@ class Redacting:
 
     def _open(self) -> Dataset:
         checks = TokenChecks(serves=False)
-        return open_dataset(self.source, self.options, checks, self.storing, planes=self.planes)
+        return open_dataset(self.source, self.options, checks, self.storage, planes=self.planes)
 
     def _open_tokens(self) -> TokenStore:
-        return open_store(self.source.name, self.source.paths, self.options, self.storing)[0]
+        return open_store(self.source.name, self.source.paths, self.options, self.storage)[0]
 
     def _path(self) -> str:
         if self.planes.redactions is not None:

@@ -51,7 +51,7 @@ from ..runtime.process.mallopt import keep_freed_memory
 from ..runtime.process.signals import Signals
 from ..runtime.threads.poll_rate import PollRate
 from ..runtime.threads.poller import Poller, RescanWorker
-from ..storage.door import Storing
+from ..storage.door import StorageOptions
 from ..storage.option_names import VOCAB_SIZE
 from .dataset_options import parse_all, refused
 from .serve_options import build_parser
@@ -287,8 +287,8 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     for source in sources:
         own = options[source.name]
         checks = TokenChecks(own.vocab_size, arguments.check_all_tokens)
-        storing = Storing(own.read, poll_rate)
-        dataset = open_dataset(source, own.formats, checks, storing, planes=own.planes)
+        storage = StorageOptions(own.read, poll_rate)
+        dataset = open_dataset(source, own.formats, checks, storage, planes=own.planes)
         datasets[source.name] = dataset
         log_opened(dataset)
     return datasets

@@ -116,7 +116,7 @@ class Dataset:
         if self.document_starts is not None:
             self.document_starts.require_known()
 
-    def described(self, context_length: int | None = None) -> pb.Dataset:
+    def describe(self, context_length: int | None = None) -> pb.Dataset:
         """Return its description.  context_length: T of the rows to count; None counts none."""
         shape = self.store.shape
         described = pb.Dataset(

@@ -17,7 +17,7 @@ from tokenfeed.stream import identity
 
 from ..runtime.exceptions import log_safe_name
 from ..storage.documents import RowIndices, document_starts_of, used_delimiters
-from ..storage.door import Storing
+from ..storage.door import StorageOptions
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
 from ..storage.store import TokenStore, open_store
@@ -60,7 +60,7 @@ def open_dataset(
     source: DatasetSource,
     options: FormatOptions,
     checks: TokenChecks,
-    storing: Storing | None = None,
+    storage: StorageOptions | None = None,
     *,
     planes: PlaneOptions | None = None,
     share: bool = False,
@@ -76,9 +76,9 @@ def open_dataset(
     """
     if source.split is not None:
         require_listed(source.split)
-    storing, planes = storing or Storing(), planes or PlaneOptions()
+    storage, planes = storage or StorageOptions(), planes or PlaneOptions()
     masks = planes.loss_masks or masks_beside(source.paths)
-    store, why_store = open_store(source.name, source.paths, options, storing)
+    store, why_store = open_store(source.name, source.paths, options, storage)
     try:
         dataset = dataset_of(
             store,
@@ -93,7 +93,7 @@ def open_dataset(
             # What replaces tokens need not look like any; those before did.
             require_plausible(store, options.format is not None)
         if masks:
-            dataset.add_plane_files(open_loss_mask(store, masks, storing, stopped))
+            dataset.add_plane_files(open_loss_mask(store, masks, storage, stopped))
         dataset.document_starts = document_starts_of(
             store,
             planes.delimiters,

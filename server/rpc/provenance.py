@@ -131,7 +131,7 @@ class Provenance:
 
         self._calls = AdmissionControl(_LIMITS, counts)
         self._turns = Turns(lambda: feed.is_streaming)
-        answers = Answers(feed.datasets.checked, feed.datasets.redactor)
+        answers = Answers(feed.datasets.check, feed.datasets.redactor)
         self._methods = {
             "Locate": partial(self._answer, "Locate", pb.LocateRequest, answers.locate),
             "Find": partial(self._answer, "Find", pb.FindRequest, answers.find),

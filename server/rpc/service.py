@@ -140,7 +140,7 @@ class TokenFeed:
 
     def _open(self, request: AnyRequest, expected: Expected) -> FrameProducer:
         """Check a request and return the producer of its frames.  Raises: TokenfeedError."""
-        datasets, store, identity = self.datasets.checked(request, expected)
+        datasets, store, identity = self.datasets.check(request, expected)
         planes = _planes(datasets, request, expected)
         frames = frame.Frames(request.stream.row_tokens, request.position, identity, planes)
         names = [dataset.name for dataset in datasets]

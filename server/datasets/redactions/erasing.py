@@ -24,12 +24,12 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ...runtime.exceptions import log_safe_name
 from ...storage.door import door_of
-from ...storage.formats import GIVEN, Layout, recognized
+from ...storage.formats import GIVEN, Layout, recognize
 from ...storage.local.choice import mount_points
 from ...storage.local.files import LocalFile, open_local_file
 from ...storage.local.replacing import (
     CURE,
-    copied,
+    copy_beside,
     remove_unused_copy,
     require_one_name,
     require_replaceable,
@@ -181,7 +181,7 @@ def _require_same_format(file: LocalFile, layout: Layout, number: int, over: Ove
         return
     first_byte = min(layout.first_byte, len(file.head))
     after = over.read(number, 0, min(layout.content_bytes, len(file.head) - first_byte))
-    if recognized(replace(file, head=file.head[:first_byte] + after)) is not recognized(file):
+    if recognize(replace(file, head=file.head[:first_byte] + after)) is not recognize(file):
         problem = f"{file.path} would look like another format with this token at its beginning"
         raise InvalidRequest("--fill", f"{problem}; pass another token, and --list FILE")
 
@@ -196,7 +196,7 @@ def _replace(store: TokenStore, erased: ErasedFile, over: Overlay, ranges: Token
     """Replace a file by one without its erased tokens.  Raises: InvalidCorpus, WriteFailed."""
     path = _path_of(store, erased.file)
     layout, facts = store.shards[erased.file].layout, store.files.facts[erased.file]
-    with open_local_file(path) as original, copied(original) as copy:
+    with open_local_file(path) as original, copy_beside(original) as copy:
         require_one_name(original)
         copy.fill()
         for file, first, end in ranges.blocks(layout.dtype.itemsize):

@@ -39,7 +39,7 @@ from ..door import absolute
 from ..store import TokenStore
 from . import index_file
 from .build import Closeable, OnProgress, Stopped, never
-from .index_file import DamagedIndex, IndexFile, IndexWriter, index_paths, opened
+from .index_file import DamagedIndex, IndexFile, IndexWriter, index_paths, open_index
 from .numbers import FOOTER, NUMBER, HeldNumbers, IndexNumbers, MappedNumbers, Numbers
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -128,7 +128,7 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
         """Return whether its file gets a name, once all is written."""
         return True
 
-    def found(self) -> Index | None:
+    def find(self) -> Index | None:
         """Return the index of the first of its files that was made from the same; None if there is
         none. One that exists and cannot be used is logged.
         """
@@ -138,7 +138,7 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
                 return index
         return None
 
-    def made(self, stopped: Stopped = never, on_progress: OnProgress = lambda share: None) -> Index:
+    def make(self, stopped: Stopped = never, on_progress: OnProgress = lambda share: None) -> Index:
         """Make it, and keep its file.
 
         stopped: whether to stop, which raises InvalidCorpus.
@@ -161,25 +161,25 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
         self, stopped: Stopped = never, on_progress: OnProgress = lambda share: None
     ) -> Index:
         """Make it once for all processes of this machine that open the same files: the first one
-        does, and the others wait for it, and find its file. The arguments are those of `made`.
+        does, and the others wait for it, and find its file. The arguments are those of `make`.
 
         Eight ranks of a node would each read the same corpus. A file that no folder of the dataset
         takes lies beside the lock. If that folder takes none either, or the first process does not
         get on, each makes its own.
         """
         if not (self.paths and self.takes_long):
-            return self.made(stopped, on_progress)
+            return self.make(stopped, on_progress)
         # The folder may be that of all machines of a cluster.
         parts = (os.uname().nodename, *map(absolute, self.paths), repr(self.made_from))
         name = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
         with locked(self.what, name + LOCK_SUFFIX, stopped) as lock:
             if lock is not None:
                 self.paths += (lock.path.removesuffix(LOCK_SUFFIX) + INDEX_SUFFIX,)
-            index = self.found()
+            index = self.find()
             if index is None and lock is not None and not lock.was_waited_for:
-                index = self.made(lock.touching(stopped), on_progress)
+                index = self.make(lock.touching(stopped), on_progress)
                 remove_unused()
-        return index or self.made(stopped, on_progress)
+        return index or self.make(stopped, on_progress)
 
     def _closing(
         self, facts: Description, hashes: Sequence[bytes], number_count: int, table: Numbers
@@ -191,7 +191,7 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
 
     def _found_in(self, path: str) -> Index | None:
         try:
-            with closing(opened(path)) as file:
+            with closing(open_index(path)) as file:
                 return self._checked(file)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -261,7 +261,7 @@ class Progress:
     def __init__(
         self, builder: IndexBuilder[Any, Any], stopped: Stopped, on_progress: OnProgress
     ) -> None:
-        """Begin; the arguments are those of `IndexBuilder.made`."""
+        """Begin; the arguments are those of `IndexBuilder.make`."""
         self.stopped = stopped
         self._builder = builder
         self._on_progress = on_progress

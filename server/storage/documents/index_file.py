@@ -96,7 +96,7 @@ class IndexFile:
         os.close(self.descriptor)
 
 
-def opened(path: str) -> IndexFile:
+def open_index(path: str) -> IndexFile:
     """Open a file to read it.  Raises: OSError; DamagedIndex for what is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

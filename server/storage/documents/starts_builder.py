@@ -72,9 +72,9 @@ def document_starts_of(
         _log_unknown(store)
         return None
     builder = StartsBuilder(store, delimiters, known, cache_dir, fingerprint)
-    make = builder.make_once if share else builder.made
+    make = builder.make_once if share else builder.make
     build = Build("document search failed", store.name, make)
-    if (found := builder.found()) is not None:
+    if (found := builder.find()) is not None:
         build.take(found)
     else:
         require_occurring(store, delimiters)

@@ -85,13 +85,13 @@ class Copy:
 
 
 @contextmanager
-def copied(original: LocalFile) -> Iterator[Copy]:
+def copy_beside(original: LocalFile) -> Iterator[Copy]:
     """Lend a copy beside a file, of the same owner, if there is room for it: with its content where
     the file system can share that, else empty. It is removed at the end, unless it was renamed.
 
     Raises: WriteFailed, also for an OSError within the with block.
     """
-    with _lent(original) as descriptor:
+    with _lend_descriptor(original) as descriptor:
         yield Copy(original, descriptor)
 
 
@@ -103,7 +103,7 @@ def require_replaceable(file: LocalFile, mounted: Collection[str]) -> None:
     if _is_immutable(file):
         problem = "cannot be replaced: it is immutable, or can only be appended to"
         raise WriteFailed(file.path, f"{problem}; change that (chattr -i -a), {CURE}")
-    with copied(file):
+    with copy_beside(file):
         pass  # there is room for it, and its folder can be written
 
 
@@ -140,8 +140,8 @@ def _copy_of(path: str) -> str:
 
 
 @contextmanager
-def _lent(original: LocalFile) -> Iterator[int]:
-    """Lend the descriptor of a copy, as `copied`."""
+def _lend_descriptor(original: LocalFile) -> Iterator[int]:
+    """Lend the descriptor of a copy, as `copy_beside`."""
     path, status = _copy_of(original.path), original.status
     with _write_errors(original.path):
         _remove_unused(path)

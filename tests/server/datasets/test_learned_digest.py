@@ -31,7 +31,7 @@ from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.datasets.sources.manifest import ManifestSplit
 from tokenfeed.server.datasets.warmup import WarmUp, take_digest
 from tokenfeed.server.storage.digest_file import read_digest
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.stream import identity
 
 TOKENS = 1_300_000
@@ -56,12 +56,12 @@ Open = Callable[..., Dataset]
 
 
 @pytest.fixture
-def opened(storing: Storing) -> Open:
+def opened(storage: StorageOptions) -> Open:
     """Open a dataset: opened(paths, made)."""
 
     def start(paths: list[Path], made: ManifestSplit | None = None) -> Dataset:
         source = DatasetSource("train", tuple(map(str, paths)), split=made)
-        return open_dataset(source, options("<u2"), TokenChecks(), storing)
+        return open_dataset(source, options("<u2"), TokenChecks(), storage)
 
     return start
 

@@ -41,7 +41,7 @@ class Run:
 
 
 class RunGroups(NamedTuple):
-    """runs.  replaced: places of streams whose client goes on over another connection."""
+    """The runs of some streams.  replaced: places of streams whose client has another one now."""
 
     runs: list[Run]
     replaced: set[int]

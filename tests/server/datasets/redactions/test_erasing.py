@@ -40,7 +40,7 @@ from tokenfeed.server.datasets.redactions.redacted_rows import Redactor
 from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
 from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.storage.documents import Delimiters
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.exchanges import EXCHANGES
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.verify import main as verify
@@ -53,7 +53,7 @@ ERASE = ("--erase", "--no-delimiter")
 
 
 @pytest.fixture
-def open_(storing: Storing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+def open_(storage: StorageOptions, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Open datasets that are closed after the test, and look at their lists with each use."""
     monkeypatch.setattr(list_file, "_LOOK_SECONDS", 0.0)
     opened: list[Dataset] = []
@@ -64,7 +64,7 @@ def open_(storing: Storing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
         source = DatasetSource("train", tuple(map(str, paths)))
         options = FormatOptions.parse(None, dtype, None)
         where = PlaneOptions(**planes)  # type: ignore[arg-type]
-        opened.append(open_dataset(source, options, checks or TokenChecks(), storing, planes=where))
+        opened.append(open_dataset(source, options, checks or TokenChecks(), storage, planes=where))
         return opened[-1]
 
     yield start
@@ -394,11 +394,11 @@ def test_no_map_and_no_descriptor_of_the_old_file_is_left(
         return any(f"{path} (deleted)" in each for each in (maps, *links))
 
     assert holds()
-    assert dataset.described().erased_list == b""
+    assert dataset.describe().erased_list == b""
     look_at_all(dataset)
     assert not holds()
     assert dataset.redactions is not None
-    assert dataset.described().erased_list == dataset.redactions.hashes[-1]
+    assert dataset.describe().erased_list == dataset.redactions.hashes[-1]
 
 
 def test_rows_are_gathered_while_their_file_is_exchanged(
@@ -432,12 +432,12 @@ def test_rows_are_gathered_while_their_file_is_exchanged(
 
 
 def test_no_row_has_the_fill_of_an_erasure_that_its_stream_does_not_know(
-    write_tokens: WriteTokens, storing: Storing
+    write_tokens: WriteTokens, storage: StorageOptions
 ) -> None:
     """A stream looks at the list each half second; its file may be exchanged in between."""
     path = write_tokens(np.arange(256, 5256))
     source = DatasetSource("train", (str(path),))
-    with closing(open_dataset(source, FormatOptions(), TokenChecks(), storing)) as dataset:
+    with closing(open_dataset(source, FormatOptions(), TokenChecks(), storage)) as dataset:
         stream = Stream.of_dataset("train", orders.find("sequential-1"), 0, 9)
         reader = reader_of(dataset, stream)
         spans = Spans(5, *(np.array([number]) for number in (0, 0, 4995)))
@@ -499,7 +499,7 @@ def test_a_file_that_is_not_the_erased_one_is_not_taken_up(
 
     assert "replaced or removed; still serving the opened file" in caplog.text
     assert tokens_of(dataset, 0, 0, 6) == list(range(256, 262))
-    assert dataset.described().erased_list == b""
+    assert dataset.describe().erased_list == b""
 
 
 @pytest.mark.parametrize("moment", ["while", "after"])

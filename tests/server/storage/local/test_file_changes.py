@@ -26,7 +26,7 @@ from tokenfeed.server.datasets.content import SequentialDigest
 from tokenfeed.server.datasets.warmup import warm
 from tokenfeed.server.runtime.threads.poll_rate import PollRate
 from tokenfeed.server.storage.bytes import Extents, run_inline
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.local import file_changes
 from tokenfeed.server.storage.local.copying import FILES_AT_ONCE
@@ -39,12 +39,12 @@ PIECE_BYTES = 1 << 20
 
 
 @pytest.fixture
-def open_store(storing: Storing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+def open_store(storage: StorageOptions, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (0.001,) * 4)
     stores: list[Any] = []
 
     def start(*paths: Path, poll_rate: PollRate | None = None) -> Any:
-        kind = STORES[storing.read or ""]
+        kind = STORES[storage.read or ""]
         stores.append(
             kind("train", [str(path) for path in paths], options("<u2"), poll_rate or PollRate())
         )
@@ -282,7 +282,7 @@ def test_a_warm_up_that_reads_yields_all_content_in_order(
 
 
 def test_a_warm_up_counts_the_bytes_behind_the_tokens_of_the_last_file_too(
-    tmp_path: Path, storing: Storing
+    tmp_path: Path, storage: StorageOptions
 ) -> None:
     """Another tensor, for example, which need not be read: a digest is complete at its end."""
     header = json.dumps({
@@ -293,7 +293,7 @@ def test_a_warm_up_counts_the_bytes_behind_the_tokens_of_the_last_file_too(
     for path in paths:
         path.write_bytes(len(header).to_bytes(8, "little") + header + b"\1\0" * 54)
     words = FormatOptions.parse(None, None, "tokens")
-    kind = STORES[storing.read or ""]
+    kind = STORES[storage.read or ""]
     with closing(kind("train", [str(path) for path in paths], words, PollRate())) as store:
         reading = SequentialDigest(store)
 
