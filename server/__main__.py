@@ -1,4 +1,4 @@
-"""python -m server: blocks the signals of the process, then serves (serve.py)."""
+"""python -m server: blocks the signals of the process, then serves (cli/serve.py)."""
 
 from __future__ import annotations
 

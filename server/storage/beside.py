@@ -34,7 +34,7 @@ def file_facts(files: Bytes) -> list[list[object]]:
     return [
         [
             os.path.basename(shard.path),
-            shard.size_bytes,
+            facts.size_bytes,
             facts.mtime_ns,
             shard.layout.first_byte,
             shard.layout.token_count,

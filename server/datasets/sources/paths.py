@@ -232,13 +232,6 @@ def mask_of(path: str) -> str:
     return ""
 
 
-def plane_path(path: str, kind: int) -> str:
-    """Return the path of the file of a plane beside a token file, which is named after the plane.
-    kind: of the plane.
-    """
-    return f"{path}.{KINDS[kind]}"
-
-
 def tokens_of(paths: Sequence[str]) -> list[str]:
     """Return the token files: a companion file is dropped if its token file is given too, and
     replaced by its token file if not.

@@ -310,7 +310,7 @@ def test_a_search_for_documents_that_has_failed_is_not_promised(
     def fail(*_: object) -> None:
         raise InvalidCorpus("a.bin", "its document borders can be written nowhere")
 
-    monkeypatch.setattr(starts_builder.StartsBuilder, "made", fail)
+    monkeypatch.setattr(starts_builder.StartsBuilder, "make", fail)
     source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
     planes = PlaneOptions(delimiters=Delimiters(end=first_token(source.paths[0])))
     request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)
