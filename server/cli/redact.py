@@ -23,7 +23,7 @@ from .dataset_options import (
     add_dataset_arguments,
     parse_dataset,
 )
-from .redacting import FILL, ListSummary, Redacting, Selection, of_list
+from .redacting import FILL, ListSummary, RedactTarget, Selection, of_list
 from .waiting import require_wait, wait_for_servers
 
 _WAIT_SECONDS = 600.0
@@ -118,15 +118,13 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def redact(arguments: argparse.Namespace) -> ListSummary:
     """Do what a command line asks for.  Raises: TokenfeedError."""
-    selection = Selection(
+    chosen = Selection(
         arguments.document, arguments.id, arguments.range, arguments.fill, arguments.reason
     )
     source, options = parse_dataset(arguments)
     planes = of_list(options.planes, arguments.list)
-    redacting = Redacting(source, options.formats, StorageOptions(options.read), planes)
-    return redacting.redact(
-        selection, erases=arguments.erase, has_no_delimiter=arguments.no_delimiter
-    )
+    target = RedactTarget(source, options.formats, StorageOptions(options.read), planes)
+    return target.redact(chosen, erases=arguments.erase, has_no_delimiter=arguments.no_delimiter)
 
 
 if __name__ == "__main__":

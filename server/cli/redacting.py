@@ -101,7 +101,7 @@ class ListSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Redacting:
+class RedactTarget:
     """The dataset whose tokens are taken out.  planes: with the path of the list, if it is not
     beside the files.
     """
@@ -112,7 +112,7 @@ class Redacting:
     planes: PlaneOptions
 
     def redact(
-        self, selection: Selection, *, erases: bool = False, has_no_delimiter: bool = False
+        self, chosen: Selection, *, erases: bool = False, has_no_delimiter: bool = False
     ) -> ListSummary:
         """Add to the list, and return it.
 
@@ -120,13 +120,13 @@ class Redacting:
         documents by a delimiter.
         Raises: TokenfeedError; then nothing was added.
         """
-        if selection.is_nothing and not erases:
+        if chosen.is_nothing and not erases:
             with closing(self._open()) as dataset:
                 return _summary(dataset, _content_of(dataset))
         path = self._path()
         with locked(path):
             with closing(self._open()) as dataset:
-                content = self._added(path, dataset, selection, erases, has_no_delimiter)
+                content = self._added(path, dataset, chosen, erases, has_no_delimiter)
             if erases:
                 with closing(self._open_tokens()) as store:
                     erasing.keep_digest(content, store)
@@ -150,20 +150,12 @@ class Redacting:
             return found
 
     def _added(
-        self,
-        path: str,
-        dataset: Dataset,
-        selection: Selection,
-        erases: bool,
-        has_no_delimiter: bool,
+        self, path: str, dataset: Dataset, chosen: Selection, erases: bool, has_no_delimiter: bool
     ) -> ListContent:
         """Return the list with what is asked for, written; if it erases, with all of it erased."""
         delimiters = self._delimiters(dataset.store)
-        content = (
-            _content_of(dataset)
-            if selection.is_nothing
-            else _longer(dataset, selection, delimiters)
-        )
+        is_longer = not chosen.is_nothing
+        content = _longer(dataset, chosen, delimiters) if is_longer else _content_of(dataset)
         if erases:
             if not (delimiters or has_no_delimiter or all_known(dataset.store.shards)):
                 problem = "the format does not know its documents: pass the --document-end-token"
@@ -204,48 +196,45 @@ def _lists_of(dataset: Dataset) -> RedactionLists:
     return dataset.redactions
 
 
-def _longer(dataset: Dataset, selection: Selection, delimiters: Sequence[int]) -> ListContent:
+def _longer(dataset: Dataset, chosen: Selection, delimiters: Sequence[int]) -> ListContent:
     """Return the list of a dataset with what is asked for; itself if that adds no token.
 
     delimiters: tokens between documents, as the command was told.  Raises: TokenfeedError.
     """
-    if len(selection.reason) > REASON_CHARACTERS_MAX:
-        problem = f"has {len(selection.reason)} characters; the limit is {REASON_CHARACTERS_MAX}"
+    if len(chosen.reason) > REASON_CHARACTERS_MAX:
+        problem = f"has {len(chosen.reason)} characters; the limit is {REASON_CHARACTERS_MAX}"
         raise InvalidRequest("--reason", problem)
     lists = _lists_of(dataset)
     content = lists.content_now()
     if content is None:
-        fill = FILL if selection.fill is None else selection.fill
+        fill = FILL if chosen.fill is None else chosen.fill
         require_range("--fill", fill, 0, lists.dataset.fill_max + 1)
         content = ListContent(dataset.fingerprint, fill, ())
-    elif selection.fill not in (None, content.fill):
-        problem = f"{selection.fill} is not the token of this list, {content.fill}"
+    elif chosen.fill not in (None, content.fill):
+        problem = f"{chosen.fill} is not the token of this list, {content.fill}"
         raise InvalidRequest("--fill", f"{problem}; make another list with --list")
-    ranges, when = ranges_of(dataset, selection), now()
+    ranges, when = ranges_of(dataset, chosen), now()
     try:
-        return content.with_addition(ranges, when, selection.reason, tuple(delimiters))
+        return content.with_addition(ranges, when, chosen.reason, tuple(delimiters))
     except ValueError as problem:
         raise InvalidRequest("--list", f"the list {problem}") from None
 
 
-def ranges_of(dataset: Dataset, selection: Selection) -> TokenRanges:
+def ranges_of(dataset: Dataset, chosen: Selection) -> TokenRanges:
     """Return the tokens that are asked for, at least one.  Raises: TokenfeedError."""
-    found = [
-        *_document_ranges(dataset, selection),
-        *_parsed_ranges(dataset.store, selection.ranges),
-    ]
+    found = [*_document_ranges(dataset, chosen), *_parsed_ranges(dataset.store, chosen.ranges)]
     if not found:
         raise InvalidRequest("--document", "none of these documents has a token")
     return TokenRanges.of(found)
 
 
-def _document_ranges(dataset: Dataset, selection: Selection) -> Iterator[Triple]:
-    if not (selection.documents or selection.ids):
+def _document_ranges(dataset: Dataset, chosen: Selection) -> Iterator[Triple]:
+    if not (chosen.documents or chosen.ids):
         return
     dataset.search_now()
     documents = documents_of(dataset)
-    found: list[Document] = [documents.by_number(number) for number in selection.documents]
-    for wanted in selection.ids:
+    found: list[Document] = [documents.by_number(number) for number in chosen.documents]
+    for wanted in chosen.ids:
         found += documents.by_id(wanted, RANGES_MAX)
     for one in found:
         if one.first_token < one.end_token:

@@ -294,12 +294,8 @@ def start_polling(
     """Start to poll the files of datasets, one after the other, in an endless cycle; the arguments
     are those of `Dataset.poll_file`.
     """
-    each = [
-        (files, index)
-        for dataset in datasets
-        for files in dataset.polled_files
-        for index in range(files.file_count)
-    ]
+    polled = [files for dataset in datasets for files in dataset.polled_files]
+    each = [(files, index) for files in polled for index in range(files.file_count)]
     turns = itertools.cycle(each)
 
     def poll() -> None:

@@ -202,14 +202,17 @@ class AdmissionControl:
         if self._draining.is_set():
             raise CallDrained(*SHUTTING_DOWN)
 
-    def request(self, call: ActiveCall, messages: Iterator[bytes]) -> bytes:
+    def request(
+        self, call: ActiveCall, messages: Iterator[bytes], kind: Callable[[], Parsed]
+    ) -> Parsed:
         """Return the request of a call. It may arrive long after the call's headers.
 
-        messages: those of the call; the first one counts.  Raises: InvalidRequest if there is none;
-        grpc.RpcError if the client went away, or its call was cancelled by the timeout.
+        messages: those of the call; the first one counts.  kind: of that message.
+        Raises: InvalidRequest if there is none, or it is of another kind; grpc.RpcError if the
+        client went away, or its call was cancelled by the timeout.
         """
         for message in self.requests(call, messages):
-            return message
+            return parse_message(kind, message)
         raise InvalidRequest("request", "is missing: the call has no message")
 
     def requests(self, call: ActiveCall, messages: Iterator[bytes]) -> Iterator[bytes]:

@@ -22,14 +22,7 @@ from tokenfeed.errors import ServerUnavailable, listed
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..datasets.provenance.answers import Answers, Query
-from .admission import (
-    SHUTTING_DOWN,
-    ActiveCall,
-    AdmissionControl,
-    StreamLimits,
-    add_service,
-    parse_message,
-)
+from .admission import SHUTTING_DOWN, ActiveCall, AdmissionControl, StreamLimits, add_service
 from .refusals import CallCounts, abort_on_error
 from .service import TokenFeed, printable
 
@@ -159,7 +152,7 @@ class Provenance:
     ) -> bytes:
         """Return an encoded answer."""
         with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
-            request = parse_message(kind, self._calls.request(call, messages))
+            request = self._calls.request(call, messages, kind)
             named = request.rows if isinstance(request, pb.LocateRequest) else request
             call.client_name = printable(named.client_name)
             with self._turns.take(context):

@@ -34,7 +34,7 @@ from ..datasets.dataset import Dataset
 from ..datasets.provenance.expected import require_expected
 from ..rows.served import ServedDatasets
 from .activity import Activity, Caller
-from .admission import AdmissionControl, parse_message
+from .admission import AdmissionControl
 from .frame_producer import FrameProducer, Schedulers
 from .refusals import abort_on_error
 
@@ -106,8 +106,7 @@ class TokenFeed:
         """Answer Describe: return an encoded DescribeResponse."""
         calls = self._describe_calls
         with abort_on_error(context, calls.counts), calls.admit(context) as call:
-            message = calls.request(call, messages)
-            request = parse_message(pb.DescribeRequest, message)
+            request = calls.request(call, messages, pb.DescribeRequest)
             return self.datasets.describe(request).SerializeToString()
         return b""
 
@@ -125,7 +124,7 @@ class TokenFeed:
         in it.
         """
         with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
-            message = parse_message(kind, self._calls.request(call, messages))
+            message = self._calls.request(call, messages, kind)
             began_at = time.monotonic()
             call.client_name = printable(message.client_name)
             producer = self._open(*parse(message))

@@ -47,13 +47,13 @@ def overlaps(
     ends: Numbers,
     span_firsts: Numbers,
     span_ends: Numbers,
-    candidates: Candidates,
+    near: Candidates,
 ) -> Parts:
     """Return the parts of spans that are in ranges.
 
-    firsts, ends, span_firsts, span_ends, candidates: as of `Candidates.of`.
+    firsts, ends, span_firsts, span_ends, near: as of `Candidates.of`.
     """
-    which, span = ranges(candidates.first, candidates.counts)
+    which, span = ranges(near.first, near.counts)
     first = np.maximum(firsts[which], span_firsts[span])
     end = np.minimum(ends[which], span_ends[span])
     has_some = first < end
@@ -61,11 +61,11 @@ def overlaps(
 
 
 def cut(
-    documents: FileDocuments, span_firsts: Numbers, span_ends: Numbers, candidates: Candidates
+    documents: FileDocuments, span_firsts: Numbers, span_ends: Numbers, near: Candidates
 ) -> Parts:
     """Return spans of a file, cut where a document begins or ends: all of their tokens."""
     of_documents = overlaps(
-        documents.first_tokens, documents.end_tokens, span_firsts, span_ends, candidates
+        documents.first_tokens, documents.end_tokens, span_firsts, span_ends, near
     )
     span, first, end, _ = of_documents
     # Tokens of no document: before each of these parts, and behind the last one of a span.
