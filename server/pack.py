@@ -25,11 +25,7 @@ from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import latest, packed_v1, padded_v1
 from tokenfeed.stream.position import require_range
 
-from .cli.dataset_options import (
-    PLANES,
-    add_dataset_arguments,
-    parse_dataset,
-)
+from .cli.dataset_options import PLANES, add_dataset_arguments, parse_dataset
 from .datasets.dataset import Dataset
 from .datasets.opening import TokenChecks, open_dataset
 from .datasets.options import PlaneOptions

@@ -18,11 +18,7 @@ from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
 
 from ..storage.door import StorageOptions
-from .dataset_options import (
-    PLANES,
-    add_dataset_arguments,
-    parse_dataset,
-)
+from .dataset_options import PLANES, add_dataset_arguments, parse_dataset
 from .redacting import FILL, ListSummary, RedactTarget, Selection, of_list
 from .waiting import require_wait, wait_for_servers
 

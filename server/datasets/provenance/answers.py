@@ -14,13 +14,7 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
 from tokenfeed.wire import redacted_runs
-from tokenfeed.wire.request import (
-    Expected,
-    Request,
-    from_message,
-    parse_stream,
-    require_understood,
-)
+from tokenfeed.wire.request import Expected, Request, from_message, parse_stream, require_understood
 
 from ...storage.store import RowStore
 from ..dataset import Dataset

@@ -15,12 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
-from tokenfeed.sampling.document_rows import (
-    DocumentStats,
-    FilePieces,
-    RowsKey,
-    document_lengths,
-)
+from tokenfeed.sampling.document_rows import DocumentStats, FilePieces, RowsKey, document_lengths
 from tokenfeed.sampling.orders import packed_v1, padded_v1
 from tokenfeed.stream import identity
 
