@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
-from ...runtime.small_files import sync_folder
+from ...runtime.small_files import has_name, sync_folder
 from ..bytes import FileFacts
 from .files import LocalFile
 
@@ -148,7 +148,7 @@ def _lend_descriptor(original: LocalFile) -> Iterator[int]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _has_name(path, descriptor):
+            if not has_name(path, descriptor):
                 raise BlockingIOError(errno.EAGAIN, _IN_USE)
             try:
                 if not _cloned(original.descriptor, descriptor):
@@ -158,18 +158,10 @@ def _lend_descriptor(original: LocalFile) -> Iterator[int]:
                     os.fchown(descriptor, status.st_uid, status.st_gid)
                 yield descriptor
             finally:
-                if _has_name(path, descriptor):
+                if has_name(path, descriptor):
                     os.unlink(path)
         finally:
             os.close(descriptor)
-
-
-def _has_name(path: str, descriptor: int) -> bool:
-    """Return whether an open file is the one that has a name."""
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _remove_unused(copy: str) -> None:
@@ -185,7 +177,7 @@ def _remove_unused(copy: str) -> None:
             descriptor = os.open(copy, os.O_RDONLY | flags)  # it has its final mode already
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _has_name(copy, descriptor):
+            if has_name(copy, descriptor):
                 os.unlink(copy)
         except BlockingIOError:
             raise BlockingIOError(errno.EAGAIN, _IN_USE) from None
