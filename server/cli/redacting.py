@@ -17,7 +17,7 @@ from tokenfeed.stream.position import require_range
 from ..datasets.dataset import Dataset
 from ..datasets.opening import TokenChecks, open_dataset
 from ..datasets.options import PlaneOptions
-from ..datasets.provenance.documents import DatasetDocuments, Document, documents_of
+from ..datasets.provenance.documents import DatasetDocuments, Document
 from ..datasets.redactions import erasing
 from ..datasets.redactions.describing import describe_lists
 from ..datasets.redactions.erased_files import locked_records, require_listed
@@ -232,7 +232,7 @@ def _document_ranges(dataset: Dataset, chosen: Selection) -> Iterator[Triple]:
     if not (chosen.documents or chosen.ids):
         return
     dataset.search_now()
-    documents = documents_of(dataset)
+    documents = DatasetDocuments(dataset)
     found: list[Document] = [documents.by_number(number) for number in chosen.documents]
     for wanted in chosen.ids:
         found += documents.by_id(wanted, RANGES_MAX)
@@ -284,7 +284,7 @@ def _summary(dataset: Dataset, content: ListContent) -> ListSummary:
     lists = _lists_of(dataset)
     latest = lists.find(content.hashes[-1])
     assert latest is not None
-    documents = documents_of(dataset)
+    documents = DatasetDocuments(dataset)
     count = None
     if documents.are_known:
         count = sum(

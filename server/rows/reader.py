@@ -141,8 +141,8 @@ class RowReader:
                 rows.gather(spans[target.rows], target.tokens, patient)
             if EXCHANGES.count == self._exchanges:
                 return found
-            # A list says what is erased before a file is exchanged, so that rows which were wrapped
-            # for the same lists had no token of it, whichever of the files was read.
+            # A list says what is erased before a file is exchanged (storage/exchanges.py), so that
+            # rows which were wrapped for the same lists had no token of it, whichever was read.
             self._rows = self._wrapped()
             if are_same(self._rows, rows):
                 return found

@@ -98,7 +98,7 @@ class DatasetDocuments:
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        """Read nothing yet."""
+        """Read nothing yet. What is read later is kept, up to a limit."""
         self._dataset = dataset
         self._shards = dataset.store.shards
         self._known = all_known(self._shards)
@@ -355,11 +355,6 @@ class _Search:
     @property
     def count(self) -> int:
         return sum(len(numbers) for _, numbers in self.found)
-
-
-def documents_of(dataset: Dataset) -> DatasetDocuments:
-    """Return the documents of a dataset. Keep it: it remembers what it has read."""
-    return DatasetDocuments(dataset)
 
 
 def _read_index(documents: Documents, token_count: int) -> tuple[Numbers, Numbers]:

@@ -7,7 +7,7 @@ new one. It can be interrupted at any moment, and the same command goes on.
 From the moment at which the list says it, servers refuse rows that need these tokens. They serve
 the files that they opened until they find the new ones (replaced_shards.py). A dataset is opened
 whichever of its files are replaced (overlay.py). A delimiter of documents is not overwritten, or
-documents would begin elsewhere.
+documents would begin elsewhere. What streams are promised meanwhile: storage/exchanges.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
-from tokenfeed.server.datasets.provenance.documents import documents_of
+from tokenfeed.server.datasets.provenance.documents import DatasetDocuments
 from tokenfeed.server.datasets.redactions import erasing
 from tokenfeed.server.datasets.redactions.erased_files import locked_records
 from tokenfeed.server.datasets.sources import parse_datasets
@@ -147,12 +147,12 @@ def test_a_manifest_still_fits(tmp_path: Path, open_: Open) -> None:
     ingest(pages, "--tokenizer", tokenizer, "--out", out, "--id-column", "id", "--workers", "1")
     (source,) = parse_datasets([str(out)])
     with closing(open_dataset(source, FormatOptions(), TokenChecks())) as dataset:
-        before, documents = known(dataset), documents_of(dataset).by_id("7")
+        before, documents = known(dataset), DatasetDocuments(dataset).by_id("7")
     redact(out, "--id", "7", "--document", "9", "--erase")
 
     with closing(open_dataset(source, FormatOptions(), TokenChecks())) as dataset:
         assert known(dataset) == before
-        assert documents_of(dataset).by_id("7") == documents
+        assert DatasetDocuments(dataset).by_id("7") == documents
         (document,) = documents
         assert set(tokens_of(dataset, 0, document.first_token, document.end_token)) == {0}
     assert verify([str(out)]) == 0
