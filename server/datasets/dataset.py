@@ -48,8 +48,8 @@ class Dataset:
     be while it is served.  why_store: the reason for its kind of store.  plane_files: its
     planes that have files of their own.  document_starts: None if it has none.  rows: of its
     documents; None before it is opened.  redactions: the lists of its redacted tokens, also if
-    there are none yet; None for a store without files, like replaced_shards: which files have no
-    erased token any more.
+    there are none yet.  replaced_shards: its files without erased tokens. Both are None for a
+    store without files.
     """
 
     name: str

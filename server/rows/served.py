@@ -44,8 +44,8 @@ _MIXTURES_KEPT = 64
 
 
 class RowQuery(NamedTuple):
-    """What a request is for.  datasets: of each source.  store: their rows.  identity: of the
-    stream, 32 bytes.
+    """What a request asks for, once it is checked.  datasets: of each source.  store: their rows.
+    identity: of the stream, 32 bytes.
     """
 
     datasets: Sequence[Dataset]

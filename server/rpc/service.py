@@ -1,8 +1,8 @@
-"""Answers requests: request -> plan -> store -> frames.
+"""Answers requests: request -> datasets and the reader of its rows (rows/) -> frames.
 
-Messages are bytes for gRPC. Requests are parsed here, so that a malformed one is the caller's error
-and not an internal one, and frames are encoded without the protobuf runtime. Unexpected exceptions
-go only to the log, never to a client.
+Messages are bytes for gRPC. It parses no request, so that a malformed one is the caller's error and
+not an internal one (`AdmissionControl.request`), and encodes no frame, which needs no protobuf
+runtime. Unexpected exceptions go only to the log, never to a client (refusals.py).
 """
 
 from __future__ import annotations
