@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import grpc.aio
 
-from tokenfeed.server.cli.options import build_parser
 from tokenfeed.server.cli.serve import open_datasets
+from tokenfeed.server.cli.serve_options import build_parser
 from tokenfeed.server.datasets.warmup import WarmUp
 from tokenfeed.server.rpc.activity import Activity
 from tokenfeed.server.rpc.admission import AdmissionControl, Connection, StreamLimits, parse_message
-from tokenfeed.server.rpc.frame_producer import MadeFrame
+from tokenfeed.server.rpc.frame_producer import EncodedFrame
 from tokenfeed.server.rpc.service import TokenFeed
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import from_message
@@ -59,7 +59,7 @@ async def serve(feed: TokenFeed, port: int, inline: bool) -> None:
     pool = ThreadPoolExecutor(THREADS)
     loop = asyncio.get_running_loop()
 
-    def opened(message: bytes) -> Iterator[MadeFrame]:
+    def opened(message: bytes) -> Iterator[EncodedFrame]:
         """Return the frames of a call."""
         request, hints = from_message(parse_message(pb.GetBatchRequest, message))
         return feed._open(request, hints).frames(Connection(""))

@@ -1,4 +1,4 @@
-"""python -m server: blocks the signals of the process, then serves (serve.py)."""
+"""python -m server: blocks the signals of the process, then serves (cli/serve.py)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from .cli import options
+    from .cli import serve_options
 
-    return options.build_parser()
+    return serve_options.build_parser()
 
 
 if __name__ == "__main__":

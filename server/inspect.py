@@ -18,10 +18,10 @@ from tokenfeed.commands.output import exit_code, stdout_of_any_path
 from .cli.dataset_options import PLANES, add_dataset_arguments, parse_dataset
 from .datasets.dataset import Dataset
 from .datasets.opening import TokenChecks, open_dataset
-from .datasets.redactions.describing import described_lists
-from .storage.door import Storing
+from .datasets.redactions.describing import describe_lists
+from .storage.door import StorageOptions
 from .storage.formats.document_ids import ids_beside
-from .storage.options import REDACTIONS, VOCAB_SIZE
+from .storage.option_names import REDACTIONS, VOCAB_SIZE
 from .storage.store import TokenStore
 
 _FILES_SHOWN = 20
@@ -56,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _inspect(arguments: argparse.Namespace) -> None:
     stdout_of_any_path()
     source, options = parse_dataset(arguments)
-    checks, storing = TokenChecks(options.vocab_size, serves=False), Storing(options.read)
+    checks, storage = TokenChecks(options.vocab_size, serves=False), StorageOptions(options.read)
     with closing(
-        open_dataset(source, options.formats, checks, storing, planes=options.planes)
+        open_dataset(source, options.formats, checks, storage, planes=options.planes)
     ) as dataset:
         dataset.search_now()
         show(dataset, arguments.tokens, arguments.tokenizer)
@@ -83,7 +83,7 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
         print(f"  targets: {mask.targets_in_words()}")
     if ids := ids_beside([shard.path for shard in store.shards]):
         print(f"  document ids: of {len(ids):,} file(s), the first is {ids[0]}")
-    for line in described_lists(dataset.redactions, dataset.store):
+    for line in describe_lists(dataset.redactions, dataset.store):
         print(f"  {line}")
     print(f"  fingerprint: {dataset.fingerprint.hex()}")
     if dataset.digest:

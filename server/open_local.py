@@ -36,8 +36,8 @@ from .rows.reader import RowReader
 from .rows.served import ServedDatasets
 from .runtime.threads.poll_rate import PollRate
 from .storage.bytes import CHANGED
-from .storage.door import Storing
-from .storage.options import (
+from .storage.door import StorageOptions
+from .storage.option_names import (
     CACHE_DIR,
     DATA,
     IMMUTABLE,
@@ -108,7 +108,7 @@ def _open(
         source,
         options.formats,
         TokenChecks(options.vocab_size),
-        Storing(options.read, poll_rate),
+        StorageOptions(options.read, poll_rate),
         planes=options.planes,
         share=True,
         stopped=stopped,
@@ -135,9 +135,9 @@ class LocalDatasets:
         """
         self._datasets = tuple(datasets)
         by_name = {dataset.name: dataset for dataset in datasets}
-        self._rows = ServedDatasets(by_name, place="the target", state="opened")
+        self._rows = ServedDatasets(by_name)
         self._stopped = stopped
-        self.provenance = Answers(self._rows.checked, self._rows.redactor)
+        self.provenance = Answers(self._rows.check, self._rows.redactor)
         """Answers Locate, Find and Coverage as a server does, from the messages of the contract."""
         # As in a server, so that a trainer that pauses finds out as early.
         self._poller = start_polling(datasets, stopped=stopped) if polls else None
@@ -163,7 +163,7 @@ class LocalDatasets:
         Raises: TokenfeedError.
         """
         try:
-            datasets, store, _ = self._rows.checked(request, expected)
+            datasets, store, _ = self._rows.check(request, expected)
         except CorpusChanged as error:
             raise self.explained(error) from None
         return self._rows.reader(request, datasets, store)

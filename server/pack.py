@@ -25,20 +25,17 @@ from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import latest, packed_v1, padded_v1
 from tokenfeed.stream.position import require_range
 
-from .cli.dataset_options import (
-    PLANES,
-    add_dataset_arguments,
-    parse_dataset,
-)
+from .cli.dataset_options import PLANES, add_dataset_arguments, parse_dataset
 from .datasets.dataset import Dataset
-from .datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from .datasets.opening import TokenChecks, open_dataset
+from .datasets.options import PlaneOptions
 from .datasets.sources import DatasetSource
 from .runtime.threads.executors import Executor, make_executor
 from .storage.documents import RowIndex, what_of
 from .storage.documents.rows_builder import FileDocuments, FileRows, Memory, rows_of_documents
-from .storage.door import Storing
+from .storage.door import StorageOptions
 from .storage.formats import FormatOptions
-from .storage.options import CACHE_DIR
+from .storage.option_names import CACHE_DIR
 
 _SECONDS_PER_PIECE = 1.1e-7
 _SECONDS_PER_ROW = 1.6e-7
@@ -119,7 +116,8 @@ def _run(arguments: argparse.Namespace) -> None:
         how = workers_named(arguments.executor, arguments.workers)
         # The tasks of a cluster are on other machines.
         here = (arguments.workers or 1) if arguments.executor == "local" else 0
-        pack(source, options.formats, Storing(options.read), options.planes, key, run, how, here)
+        storage = StorageOptions(options.read)
+        pack(source, options.formats, storage, options.planes, key, run, how, here)
 
 
 def key_of(order: str, context_length: int, long_documents: str) -> RowsKey:
@@ -156,7 +154,7 @@ def workers_named(executor: str, workers: int | None) -> str:
 def pack(
     source: DatasetSource,
     options: FormatOptions,
-    storing: Storing,
+    storage: StorageOptions,
     planes: PlaneOptions,
     key: RowsKey,
     run: Run | None,
@@ -174,7 +172,7 @@ def pack(
         cure = f"pass fewer --workers than {workers}, {cure}"
     memory = Memory(_MEMORY_SHARE, workers, cure)
     checks = TokenChecks(serves=False)
-    with closing(open_dataset(source, options, checks, storing, planes=planes)) as dataset:
+    with closing(open_dataset(source, options, checks, storage, planes=planes)) as dataset:
         # A search may take much longer than all that follows.
         starts = dataset.document_starts
         is_searched = starts is None or starts.is_known
@@ -183,12 +181,12 @@ def pack(
         dataset.search_now()
         assert dataset.rows is not None
         builder = dataset.rows.builder(key, memory, run)
-        index = builder.found()
+        index = builder.find()
         if index is None:
             builder.require_memory()
             if is_searched:
                 print_estimate(dataset, key, how)
-            index = builder.made()
+            index = builder.make()
         with closing(index):
             if not index.path:
                 problem = "no folder takes its rows, so a server would make them again"

@@ -21,13 +21,13 @@ from .cli.dataset_options import add_dataset_arguments, parse_dataset
 from .datasets.content import full_digest
 from .datasets.opening import TokenChecks, open_dataset
 from .datasets.options import DatasetOptions
-from .datasets.redactions.describing import described_lists
+from .datasets.redactions.describing import describe_lists
 from .datasets.redactions.opening import read_as_erased
 from .datasets.redactions.overlay import files_left
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
-from .storage.door import Storing, absolute
-from .storage.options import REDACTIONS
+from .storage.door import StorageOptions, absolute
+from .storage.option_names import REDACTIONS
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,9 +60,9 @@ def verify(source: DatasetSource, options: DatasetOptions) -> None:
     erasure has left.
     Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.
     """
-    checks, storing = TokenChecks(serves=False), Storing(options.read)
+    checks, storage = TokenChecks(serves=False), StorageOptions(options.read)
     with closing(
-        open_dataset(source, options.formats, checks, storing, planes=options.planes)
+        open_dataset(source, options.formats, checks, storage, planes=options.planes)
     ) as dataset:
         if (split := source.split or _split_around(source.paths)) is not None:
             require_as_ingested(split)
@@ -80,7 +80,7 @@ def verify(source: DatasetSource, options: DatasetOptions) -> None:
         print(f"dataset {dataset.name}: {store.shape.token_counts.sum():,} tokens")
         print(f"fingerprint: {dataset.fingerprint.hex()}")
         print(f"digest:      {found.hex() or 'unknown: tokens were erased before it was known'}")
-        for line in described_lists(dataset.redactions, store):
+        for line in describe_lists(dataset.redactions, store):
             print(line)
         if not found or (listed is not None and files_left(store, listed)):
             return

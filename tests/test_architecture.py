@@ -117,7 +117,7 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
 }
 # Which module may import the other side, and whether at once: the names of the package `tokenfeed`,
 # and files of this machine, which are read as a server reads them.
-DOORS = {
+CROSSINGS = {
     ("tokenfeed", False),
     ("client.source.files", False),
     ("client.source.file_rows", False),
@@ -194,21 +194,10 @@ FILES = {
     "server.datasets.redactions.list_writing": "likewise",
 }
 OF_PATHS = {
-    *(
-        "abspath",
-        "basename",
-        "commonpath",
-        "commonprefix",
-        "dirname",
-        "join",
-        "normpath",
-        "relpath",
-    ),
-    *("split", "splitext", "fsencode", "fsdecode", "sep", "curdir", "path"),
+    *("abspath", "basename", "commonpath", "commonprefix", "dirname", "join", "normpath"),
+    *("relpath", "split", "splitext", "fsencode", "fsdecode", "sep", "curdir", "path"),
     *("nice", "strerror", "uname", "has_magic", "escape"),
 }
-
-
 OPENING = {"gzip.open", "io.open", "np.fromfile", "np.memmap"}
 
 
@@ -222,18 +211,9 @@ def calls_of_files(path: Path) -> set[str]:
             while isinstance(base, ast.Attribute):
                 base = base.value
             is_module = isinstance(base, ast.Name) and base.id in modules_of_files
-            if is_module or ast.unparse(node) in (
-                "gzip.open",
-                "io.open",
-                "np.fromfile",
-                "np.memmap",
-            ):
+            if is_module or ast.unparse(node) in OPENING:
                 found.add(ast.unparse(node))
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "open"
-        ):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "open":
             found.add("open")
         if isinstance(node, ast.ImportFrom) and (
             node.module in modules_of_files or str(node.module).endswith("small_files")
@@ -277,7 +257,7 @@ def test_the_sides_know_nothing_of_each_other() -> None:
         for one in imports(name)
         for package in ("server", "client")
         if within(one.name, package) and not within(name, package)
-        if (name, one.is_eager) not in DOORS
+        if (name, one.is_eager) not in CROSSINGS
     ]
 
     assert culprits == []

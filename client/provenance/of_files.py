@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenfeed.stream.position import Position
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as request_pb
-from tokenfeed.wire.request import Request, parsed_stream
+from tokenfeed.wire.request import Request, parse_stream
 
 from ..source.file_target import parse_local_target
 from ..source.files import Files
@@ -46,7 +46,7 @@ class LocalProvenance:
         plain = request_pb.Stream()
         plain.CopyFrom(message)
         del plain.redactions[:]
-        stream, _ = parsed_stream(plain)
+        stream, _ = parse_stream(plain)
         names = tuple(source.dataset for source in stream.sources)
         if names not in self._opened:
             request = Request(stream, Position(stream.stage.first_sample, 1))

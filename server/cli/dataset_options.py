@@ -12,7 +12,7 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest, Option
 from ..datasets.options import OPTIONS, DatasetOptions, parse_options, require_value
 from ..datasets.sources import DatasetSource, parse_datasets, without_name
 from ..datasets.sources.paths import MASK_SUFFIXES, expand
-from ..storage.options import (
+from ..storage.option_names import (
     DTYPE,
     END_TOKEN,
     FORMAT,
@@ -22,7 +22,6 @@ from ..storage.options import (
     REDACTIONS,
     ROW_TOKENS,
     START_TOKEN,
-    VOCAB_SIZE,
 )
 
 DELIMITERS = (END_TOKEN, START_TOKEN)
@@ -70,8 +69,7 @@ def add_options(group: argparse._ActionsContainer, *options: Option, by_name: bo
             add(action="append", default=[], type=kind, metavar=metavar, help=text)
         else:
             shown = None if takes.values else takes.metavar
-            number = int if option == VOCAB_SIZE else str
-            add(choices=takes.values, type=number, metavar=shown, help=takes.what + default)
+            add(choices=takes.values, metavar=shown, help=takes.what + default)
 
 
 def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, DatasetOptions]:
@@ -101,7 +99,7 @@ def parse_all(
         if value is None or not takes.metavar or option == LOSS_MASK:
             continue
         if not isinstance(value, list):
-            found: dict[str, str | None] = dict.fromkeys(names, str(value))
+            found: dict[str, str | None] = dict.fromkeys(names, value)
         elif option == REDACTIONS:
             found = {}
             for word in value:

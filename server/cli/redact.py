@@ -17,13 +17,9 @@ from functools import partial
 from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
 
-from ..storage.door import Storing
-from .dataset_options import (
-    PLANES,
-    add_dataset_arguments,
-    parse_dataset,
-)
-from .redacting import FILL, Asked, Listed, Redacting, of_list
+from ..storage.door import StorageOptions
+from .dataset_options import PLANES, add_dataset_arguments, parse_dataset
+from .redacting import FILL, ListSummary, RedactTarget, Selection, of_list
 from .waiting import require_wait, wait_for_servers
 
 _WAIT_SECONDS = 600.0
@@ -116,15 +112,15 @@ def _run(arguments: argparse.Namespace) -> None:
         )
 
 
-def redact(arguments: argparse.Namespace) -> Listed:
+def redact(arguments: argparse.Namespace) -> ListSummary:
     """Do what a command line asks for.  Raises: TokenfeedError."""
-    asked = Asked(
+    chosen = Selection(
         arguments.document, arguments.id, arguments.range, arguments.fill, arguments.reason
     )
     source, options = parse_dataset(arguments)
     planes = of_list(options.planes, arguments.list)
-    redacting = Redacting(source, options.formats, Storing(options.read), planes)
-    return redacting.redact(asked, erases=arguments.erase, has_no_delimiter=arguments.no_delimiter)
+    target = RedactTarget(source, options.formats, StorageOptions(options.read), planes)
+    return target.redact(chosen, erases=arguments.erase, has_no_delimiter=arguments.no_delimiter)
 
 
 if __name__ == "__main__":

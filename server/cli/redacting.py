@@ -15,10 +15,11 @@ from tokenfeed.errors import InvalidRequest, NotFound, listed
 from tokenfeed.stream.position import require_range
 
 from ..datasets.dataset import Dataset
-from ..datasets.opening import PlaneOptions, TokenChecks, open_dataset
-from ..datasets.provenance.documents import DatasetDocuments, Document, documents_of
+from ..datasets.opening import TokenChecks, open_dataset
+from ..datasets.options import PlaneOptions
+from ..datasets.provenance.documents import DatasetDocuments, Document
 from ..datasets.redactions import erasing
-from ..datasets.redactions.describing import described_lists
+from ..datasets.redactions.describing import describe_lists
 from ..datasets.redactions.erased_files import locked_records, require_listed
 from ..datasets.redactions.list_content import RANGES_MAX, REASON_CHARACTERS_MAX, ListContent
 from ..datasets.redactions.list_file import RedactionLists
@@ -28,7 +29,7 @@ from ..datasets.redactions.ranges import RedactionList, TokenRanges, Triple
 from ..datasets.sources import DatasetSource
 from ..storage.documents import used_delimiters
 from ..storage.documents.known_documents import all_known
-from ..storage.door import Storing
+from ..storage.door import StorageOptions
 from ..storage.formats import FormatOptions
 from ..storage.store import TokenStore, open_store
 
@@ -40,7 +41,7 @@ FILL = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Selection:
     """What to take out.
 
     documents: numbers.  ids: of documents.  ranges: FILE:FIRST:END.  fill: None is that of the
@@ -60,7 +61,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListSummary:
     """A list as it is now.  documents: those all of whose tokens are in it; None if unknown."""
 
     dataset: str
@@ -100,44 +101,44 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Redacting:
+class RedactTarget:
     """The dataset whose tokens are taken out.  planes: with the path of the list, if it is not
     beside the files.
     """
 
     source: DatasetSource
     options: FormatOptions
-    storing: Storing
+    storage: StorageOptions
     planes: PlaneOptions
 
     def redact(
-        self, asked: Asked, *, erases: bool = False, has_no_delimiter: bool = False
-    ) -> Listed:
+        self, chosen: Selection, *, erases: bool = False, has_no_delimiter: bool = False
+    ) -> ListSummary:
         """Add to the list, and return it.
 
         erases: whether to erase the tokens of the whole list.  has_no_delimiter: no server finds
         documents by a delimiter.
         Raises: TokenfeedError; then nothing was added.
         """
-        if asked.is_nothing and not erases:
+        if chosen.is_nothing and not erases:
             with closing(self._open()) as dataset:
-                return _listed(dataset, _content_of(dataset))
+                return _summary(dataset, _content_of(dataset))
         path = self._path()
         with locked(path):
             with closing(self._open()) as dataset:
-                content = self._added(path, dataset, asked, erases, has_no_delimiter)
+                content = self._added(path, dataset, chosen, erases, has_no_delimiter)
             if erases:
                 with closing(self._open_tokens()) as store:
                     erasing.keep_digest(content, store)
         with closing(self._open()) as dataset:
-            return _listed(dataset, _content_of(dataset))
+            return _summary(dataset, _content_of(dataset))
 
     def _open(self) -> Dataset:
         checks = TokenChecks(serves=False)
-        return open_dataset(self.source, self.options, checks, self.storing, planes=self.planes)
+        return open_dataset(self.source, self.options, checks, self.storage, planes=self.planes)
 
     def _open_tokens(self) -> TokenStore:
-        return open_store(self.source.name, self.source.paths, self.options, self.storing)[0]
+        return open_store(self.source.name, self.source.paths, self.options, self.storage)[0]
 
     def _path(self) -> str:
         if self.planes.redactions is not None:
@@ -149,11 +150,12 @@ class Redacting:
             return found
 
     def _added(
-        self, path: str, dataset: Dataset, asked: Asked, erases: bool, has_no_delimiter: bool
+        self, path: str, dataset: Dataset, chosen: Selection, erases: bool, has_no_delimiter: bool
     ) -> ListContent:
         """Return the list with what is asked for, written; if it erases, with all of it erased."""
         delimiters = self._delimiters(dataset.store)
-        content = _content_of(dataset) if asked.is_nothing else _longer(dataset, asked, delimiters)
+        is_longer = not chosen.is_nothing
+        content = _longer(dataset, chosen, delimiters) if is_longer else _content_of(dataset)
         if erases:
             if not (delimiters or has_no_delimiter or all_known(dataset.store.shards)):
                 problem = "the format does not know its documents: pass the --document-end-token"
@@ -194,45 +196,45 @@ def _lists_of(dataset: Dataset) -> RedactionLists:
     return dataset.redactions
 
 
-def _longer(dataset: Dataset, asked: Asked, delimiters: Sequence[int]) -> ListContent:
+def _longer(dataset: Dataset, chosen: Selection, delimiters: Sequence[int]) -> ListContent:
     """Return the list of a dataset with what is asked for; itself if that adds no token.
 
     delimiters: tokens between documents, as the command was told.  Raises: TokenfeedError.
     """
-    if len(asked.reason) > REASON_CHARACTERS_MAX:
-        problem = f"has {len(asked.reason)} characters; the limit is {REASON_CHARACTERS_MAX}"
+    if len(chosen.reason) > REASON_CHARACTERS_MAX:
+        problem = f"has {len(chosen.reason)} characters; the limit is {REASON_CHARACTERS_MAX}"
         raise InvalidRequest("--reason", problem)
     lists = _lists_of(dataset)
     content = lists.content_now()
     if content is None:
-        fill = FILL if asked.fill is None else asked.fill
+        fill = FILL if chosen.fill is None else chosen.fill
         require_range("--fill", fill, 0, lists.dataset.fill_max + 1)
         content = ListContent(dataset.fingerprint, fill, ())
-    elif asked.fill not in (None, content.fill):
-        problem = f"{asked.fill} is not the token of this list, {content.fill}"
+    elif chosen.fill not in (None, content.fill):
+        problem = f"{chosen.fill} is not the token of this list, {content.fill}"
         raise InvalidRequest("--fill", f"{problem}; make another list with --list")
-    ranges, when = ranges_of(dataset, asked), now()
+    ranges, when = ranges_of(dataset, chosen), now()
     try:
-        return content.with_addition(ranges, when, asked.reason, tuple(delimiters))
+        return content.with_addition(ranges, when, chosen.reason, tuple(delimiters))
     except ValueError as problem:
         raise InvalidRequest("--list", f"the list {problem}") from None
 
 
-def ranges_of(dataset: Dataset, asked: Asked) -> TokenRanges:
+def ranges_of(dataset: Dataset, chosen: Selection) -> TokenRanges:
     """Return the tokens that are asked for, at least one.  Raises: TokenfeedError."""
-    found = [*_document_ranges(dataset, asked), *_parsed_ranges(dataset.store, asked.ranges)]
+    found = [*_document_ranges(dataset, chosen), *_parsed_ranges(dataset.store, chosen.ranges)]
     if not found:
         raise InvalidRequest("--document", "none of these documents has a token")
     return TokenRanges.of(found)
 
 
-def _document_ranges(dataset: Dataset, asked: Asked) -> Iterator[Triple]:
-    if not (asked.documents or asked.ids):
+def _document_ranges(dataset: Dataset, chosen: Selection) -> Iterator[Triple]:
+    if not (chosen.documents or chosen.ids):
         return
     dataset.search_now()
-    documents = documents_of(dataset)
-    found: list[Document] = [documents.by_number(number) for number in asked.documents]
-    for wanted in asked.ids:
+    documents = DatasetDocuments(dataset)
+    found: list[Document] = [documents.by_number(number) for number in chosen.documents]
+    for wanted in chosen.ids:
         found += documents.by_id(wanted, RANGES_MAX)
     for one in found:
         if one.first_token < one.end_token:
@@ -278,19 +280,19 @@ def _shown(word: str) -> str:
     return repr(word if len(word) <= _SHOWN else f"{word[:_SHOWN]}…")
 
 
-def _listed(dataset: Dataset, content: ListContent) -> Listed:
+def _summary(dataset: Dataset, content: ListContent) -> ListSummary:
     lists = _lists_of(dataset)
     latest = lists.find(content.hashes[-1])
     assert latest is not None
-    documents = documents_of(dataset)
+    documents = DatasetDocuments(dataset)
     count = None
     if documents.are_known:
         count = sum(
             _whole(documents, latest.ranges, file)
             for file in np.unique(latest.ranges.files).tolist()
         )
-    return Listed(
-        dataset.name, lists.path, content, latest, count, described_lists(lists, dataset.store)
+    return ListSummary(
+        dataset.name, lists.path, content, latest, count, describe_lists(lists, dataset.store)
     )
 
 

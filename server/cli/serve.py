@@ -30,7 +30,7 @@ from ..datasets.sources.text_cache import TextCache
 from ..datasets.warmup import WarmUp
 from ..rpc import listener
 from ..rpc.activity import Activity
-from ..rpc.admission import DESCRIBE_LIMITS, AdmissionControl, CallCounts, StreamLimits
+from ..rpc.admission import DESCRIBE_LIMITS, AdmissionControl, StreamLimits
 from ..rpc.health import SERVICE as HEALTH_SERVICE
 from ..rpc.health import Health
 from ..rpc.monitoring.residency import Residency
@@ -41,19 +41,20 @@ from ..rpc.monitoring.status_page import status_page
 from ..rpc.provenance import SERVICE as PROVENANCE_SERVICE
 from ..rpc.provenance import Provenance
 from ..rpc.reflection import Reflection
+from ..rpc.refusals import CallCounts
 from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
 from ..runtime.cache_folder import cache_folder
-from ..runtime.http_server import HttpServer, Recent
+from ..runtime.http_server import CachedPage, HttpServer
 from ..runtime.json_log import JsonFormatter, log_crashes
 from ..runtime.process.mallopt import keep_freed_memory
 from ..runtime.process.signals import Signals
 from ..runtime.threads.poll_rate import PollRate
 from ..runtime.threads.poller import Poller, RescanWorker
-from ..storage.door import Storing
-from ..storage.options import VOCAB_SIZE
+from ..storage.door import StorageOptions
+from ..storage.option_names import VOCAB_SIZE
 from .dataset_options import parse_all, refused
-from .options import build_parser
+from .serve_options import build_parser
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -224,7 +225,7 @@ def serve_http(
 
     pages = {"/metrics": Metrics(state).page}
     if arguments.status:
-        pages["/"] = Recent(lambda: status_page(status.snapshot()))
+        pages["/"] = CachedPage(lambda: status_page(status.snapshot()))
     server = HttpServer("--metrics-port", arguments.metrics_host, arguments.metrics_port, pages)
     _LOG.info("metrics address=http://%s/metrics", server.address)
     if not server.is_local:
@@ -277,7 +278,7 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     if arguments.tokenizer is not None and not any(map(is_text, arguments.data)):
         raise InvalidRequest("--tokenizer", "is for --data that is text, but no --data is text")
     if arguments.vocab_size is not None:  # before text is ingested
-        require_value(VOCAB_SIZE, str(arguments.vocab_size), refused)
+        require_value(VOCAB_SIZE, arguments.vocab_size, refused)
     sources = [source for words in arguments.data for source in _sources(words, arguments)]
     require_distinct_names(sources)
     options = parse_all(arguments, sources)
@@ -286,8 +287,8 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
     for source in sources:
         own = options[source.name]
         checks = TokenChecks(own.vocab_size, arguments.check_all_tokens)
-        storing = Storing(own.read, poll_rate)
-        dataset = open_dataset(source, own.formats, checks, storing, planes=own.planes)
+        storage = StorageOptions(own.read, poll_rate)
+        dataset = open_dataset(source, own.formats, checks, storage, planes=own.planes)
         datasets[source.name] = dataset
         log_opened(dataset)
     return datasets

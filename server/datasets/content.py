@@ -21,7 +21,7 @@ from ..storage.bytes import PIECE_BYTES, Extents, Piece, StoredShard
 from ..storage.formats import Layout, Stored
 from ..storage.halves import Halves, StoredTokens, rule_out_halves
 from ..storage.narrowing import TokenScan
-from ..storage.options import DTYPE, VOCAB_SIZE
+from ..storage.option_names import DTYPE, VOCAB_SIZE
 from ..storage.store import TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -195,7 +195,7 @@ def _invalid_token(
     return InvalidCorpus(shard.path, f"token {index} is {value}, {limit}", option, DTYPE)
 
 
-class InOrder:
+class SequentialDigest:
     """The digest of tokens that are read in order, as a warm-up does.
 
     facts: the store's facts before the first read.  seconds: time spent on hashing; in the result
@@ -243,12 +243,12 @@ class InOrder:
         self._block, self._left_bytes = hashlib.sha256(), identity.BLOCK_BYTES
 
 
-def read_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> InOrder:
+def read_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> SequentialDigest:
     """Read the served tokens in this thread, one MiB at a time: all of them, or fewer once
     stopped() is true.  Raises: CorpusChanged, Unreadable.
     """
     began = time.monotonic()
-    reading = InOrder(store)
+    reading = SequentialDigest(store)
     for index, count in enumerate(store.shape.token_counts.tolist()):
         size_bytes = count * store.stored.itemsize
         for first in range(0, size_bytes, PIECE_BYTES):

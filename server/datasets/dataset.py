@@ -23,11 +23,11 @@ from ..storage.bytes import Submit, run_inline
 from ..storage.documents import DocumentStarts, RowIndex, RowIndices
 from ..storage.store import TokenStore
 from .content import Content, fingerprint_of
-from .loss_masks import LossMask
-from .plane_files import PlaneFiles
+from .planes.loss_masks import LossMask
+from .planes.plane_files import PlaneFiles
 from .redactions.list_file import RedactionLists
 from .redactions.opening import original_digest, read_as_erased
-from .redactions.replacements import Replacements
+from .redactions.replaced_shards import ReplacedShards
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -48,8 +48,8 @@ class Dataset:
     be while it is served.  why_store: the reason for its kind of store.  plane_files: its
     planes that have files of their own.  document_starts: None if it has none.  rows: of its
     documents; None before it is opened.  redactions: the lists of its redacted tokens, also if
-    there are none yet; None for a store without files, like replacements: which files have no
-    erased token any more.
+    there are none yet.  replaced_shards: its files without erased tokens. Both are None for a
+    store without files.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Dataset:
     document_starts: DocumentStarts | None = None
     rows: RowIndices | None = None
     redactions: RedactionLists | None = None
-    replacements: Replacements | None = None
+    replaced_shards: ReplacedShards | None = None
 
     @property
     def loss_mask(self) -> LossMask | None:
@@ -116,7 +116,7 @@ class Dataset:
         if self.document_starts is not None:
             self.document_starts.require_known()
 
-    def described(self, context_length: int | None = None) -> pb.Dataset:
+    def describe(self, context_length: int | None = None) -> pb.Dataset:
         """Return its description.  context_length: T of the rows to count; None counts none."""
         shape = self.store.shape
         described = pb.Dataset(
@@ -141,8 +141,8 @@ class Dataset:
             )
         if self.redactions is not None:
             described.redaction_lists.extend(self.redactions.hashes)
-        if self.replacements is not None:
-            described.erased_list = self.replacements.erased_list()
+        if self.replaced_shards is not None:
+            described.erased_list = self.replaced_shards.erased_list()
         if (known := self.documents) is not None:
             described.documents.CopyFrom(
                 pb.Documents(count=known.count, file_count=known.file_count)
@@ -181,7 +181,7 @@ class Dataset:
         return self.rows
 
     @property
-    def polled(self) -> Sequence[Polled]:
+    def polled_files(self) -> Sequence[PolledFiles]:
         """What has files to poll: its tokens, and its planes."""
         return (self, *self.plane_files)
 
@@ -201,8 +201,8 @@ class Dataset:
         submit: runs a function that rereads the files, until stopped() is true.
         """
         self.store.files.poll_file(shard, partial(self._same_content, stopped), submit)
-        if self.replacements is not None:
-            self.replacements.check_served(self.store, shard)
+        if self.replaced_shards is not None:
+            self.replaced_shards.check_served(self.store, shard)
 
     def _same_content(self, stopped: Callable[[], bool]) -> bool | None:
         """Return whether the content that the fingerprint covers is unchanged; None if it cannot be
@@ -275,7 +275,7 @@ def _described_rows(key: RowsKey, index: RowIndex) -> pb.OrderRows:
     )
 
 
-class Polled(Protocol):
+class PolledFiles(Protocol):
     """Files that are polled for changes."""
 
     @property
@@ -294,13 +294,13 @@ def start_polling(
     """Start to poll the files of datasets, one after the other, in an endless cycle; the arguments
     are those of `Dataset.poll_file`.
     """
-    counts = [(polled, polled.file_count) for dataset in datasets for polled in dataset.polled]
-    each = [(polled, index) for polled, count in counts for index in range(count)]
-    files = itertools.cycle(each)
+    polled = [files for dataset in datasets for files in dataset.polled_files]
+    each = [(files, index) for files in polled for index in range(files.file_count)]
+    turns = itertools.cycle(each)
 
     def poll() -> None:
-        polled, index = next(files)
-        polled.poll_file(index, submit, stopped)
+        files, index = next(turns)
+        files.poll_file(index, submit, stopped)
 
     names = ",".join(dataset.name for dataset in datasets)
     return Poller({f"files:{names}": poll} if each else {}, pause_seconds(max(1, len(each))))

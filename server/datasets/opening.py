@@ -8,41 +8,39 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream import identity
 
 from ..runtime.exceptions import log_safe_name
-from ..storage.documents import Delimiters, RowIndices, document_starts_of, used_delimiters
-from ..storage.door import Storing
+from ..storage.documents import RowIndices, document_starts_of, used_delimiters
+from ..storage.door import StorageOptions
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
 from ..storage.store import TokenStore, open_store
 from .content import Content, Scan, digest_of, fingerprint_of, with_progress
 from .dataset import Dataset
-from .loss_masks import masks_beside, open_loss_mask
+from .options import PlaneOptions
+from .planes.loss_masks import masks_beside, open_loss_mask
 from .plausibility import require_plausible
 from .redactions.list_file import read_list
 from .redactions.opening import (
     list_path,
     log_lists,
-    opened_lists,
+    open_lists,
     original_digest,
     read_as_erased,
     warn_of_delimiters,
 )
-from .redactions.replacements import Replacements
+from .redactions.replaced_shards import ReplacedShards
 from .shared_scan import scan_once
 from .sources import DatasetSource
 from .sources.manifest import ManifestSplit, require_listed
 
 _LOG = logging.getLogger("tokenfeed.server")
-
-VOCAB_SIZE_MAX = (1 << 32) - 1
-"""Ids are served as uint32 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +56,11 @@ class TokenChecks:
     serves: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class PlaneOptions:
-    """Where the planes of a dataset are.
-
-    loss_masks: paths of masks, one for each file; none: those beside the files.  delimiters: tokens
-    that separate documents, where the format knows nothing of them.  cache_dir: folder for the
-    indices of documents; None: beside the files.  redactions: path of the list of redacted tokens;
-    None: beside the files.
-    """
-
-    loss_masks: Sequence[str] = ()
-    delimiters: Delimiters = field(default_factory=Delimiters)
-    cache_dir: str | None = None
-    redactions: str | None = None
-
-
 def open_dataset(
     source: DatasetSource,
     options: FormatOptions,
     checks: TokenChecks,
-    storing: Storing | None = None,
+    storage: StorageOptions | None = None,
     *,
     planes: PlaneOptions | None = None,
     share: bool = False,
@@ -94,9 +76,9 @@ def open_dataset(
     """
     if source.split is not None:
         require_listed(source.split)
-    storing, planes = storing or Storing(), planes or PlaneOptions()
+    storage, planes = storage or StorageOptions(), planes or PlaneOptions()
     masks = planes.loss_masks or masks_beside(source.paths)
-    store, why_store = open_store(source.name, source.paths, options, storing)
+    store, why_store = open_store(source.name, source.paths, options, storage)
     try:
         dataset = dataset_of(
             store,
@@ -111,7 +93,7 @@ def open_dataset(
             # What replaces tokens need not look like any; those before did.
             require_plausible(store, options.format is not None)
         if masks:
-            dataset.add_plane_files(open_loss_mask(store, masks, storing, stopped))
+            dataset.add_plane_files(open_loss_mask(store, masks, storage, stopped))
         dataset.document_starts = document_starts_of(
             store,
             planes.delimiters,
@@ -164,13 +146,13 @@ def dataset_of(
     scan = partial(scan_content, store, checks, read)
     checked = (checks, listed and listed.erasure and listed.erasure.fingerprint)
     found = scan_once(store, checked, scan, stopped) if share else scan(stopped)
-    lists = replacements = None
+    lists = replaced_shards = None
     if redactions is not None:
-        found, lists = opened_lists(redactions, listed, store, found, checks.vocab_size)
-        replacements = Replacements(lists)
-        store.files.allow_replacement(replacements.is_erased_file)
+        found, lists = open_lists(redactions, listed, store, found, checks.vocab_size)
+        replaced_shards = ReplacedShards(lists)
+        store.files.allow_replacement(replaced_shards.is_erased_file)
         for erased in listed.erasure.files if listed is not None and listed.erasure else ():
-            replacements.check_served(store, erased.file)
+            replaced_shards.check_served(store, erased.file)
     if not found.digest and split is None:
         found = replace(found, digest=original_digest(listed, store.kept_digest()))
     store.narrow(found.token_max)
@@ -189,7 +171,7 @@ def dataset_of(
         digest,
         why_store,
         redactions=lists,
-        replacements=replacements,
+        replaced_shards=replaced_shards,
     )
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest, Option
 
 from ..storage.documents import Delimiters
 from ..storage.formats import FORMAT_NAMES, ROW_TOKENS_MAX, ROW_TOKENS_MIN, STORED, FormatOptions
-from ..storage.options import (
+from ..storage.option_names import (
     CACHE_DIR,
     DTYPE,
     END_TOKEN,
@@ -28,7 +28,9 @@ from ..storage.options import (
     VOCAB_SIZE,
 )
 from ..storage.store import WAYS
-from .opening import VOCAB_SIZE_MAX, PlaneOptions
+
+VOCAB_SIZE_MAX = (1 << 32) - 1
+"""Ids are served as uint32 at most."""
 
 Refuse = Callable[[Option, str], InvalidRequest]
 """Returns the error of an option with a problem, as who has set the option writes it."""
@@ -110,6 +112,22 @@ OPTIONS: Mapping[Option, OptionValues] = {
     ),
 }
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneOptions:
+    """Where the planes of a dataset are.
+
+    loss_masks: paths of masks, one for each file; none: those beside the files.  delimiters: tokens
+    that separate documents, where the format knows nothing of them.  cache_dir: folder for the
+    indices of documents; None: beside the files.  redactions: path of the list of redacted tokens;
+    None: beside the files.
+    """
+
+    loss_masks: Sequence[str] = ()
+    delimiters: Delimiters = field(default_factory=Delimiters)
+    cache_dir: str | None = None
+    redactions: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tokenfeed.errors import InvalidCorpus
 from ..runtime.exceptions import log_safe_name
 from ..storage.bytes import StoredShard
 from ..storage.formats import datatrove, olmo, raw
-from ..storage.options import FORMAT, LOSS_MASK
+from ..storage.option_names import FORMAT, LOSS_MASK
 from ..storage.store import TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from ..runtime.exceptions import log_safe_name
-from ..runtime.shared_lock import SCAN_SUFFIX, locked, remove_unused
+from ..runtime.once_a_machine import SCAN_SUFFIX, locked, remove_unused
 from ..storage.door import absolute
 from ..storage.store import TokenStore
 from .content import Scan

@@ -19,7 +19,7 @@ from ..runtime.exceptions import log_exception, log_safe_name
 from ..runtime.process import memory_limit
 from ..storage.bytes import Piece
 from ..storage.store import TokenStore
-from .content import InOrder, read_in_turn
+from .content import SequentialDigest, read_in_turn
 from .dataset import Dataset
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -63,7 +63,7 @@ class WarmUp:
             self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        preloaded: dict[TokenStore, InOrder] = {}
+        preloaded: dict[TokenStore, SequentialDigest] = {}
         try:
             os.nice(_NICENESS)  # of this thread alone, on Linux
             bytes_max = self._bytes_max
@@ -73,7 +73,7 @@ class WarmUp:
             chosen = _chosen(self._datasets, bytes_max)
             self._done_bytes = dict.fromkeys(chosen, 0)
             for store in chosen:
-                reading = InOrder(store)
+                reading = SequentialDigest(store)
                 add = reading.add if store in unknown else None
                 if self._warm(store, add) == store.files.memory_bytes:
                     preloaded[store] = reading
@@ -105,7 +105,7 @@ class WarmUp:
             del self._done_bytes[store]
         return done_bytes
 
-    def _take_digest(self, dataset: Dataset, reading: InOrder) -> str:
+    def _take_digest(self, dataset: Dataset, reading: SequentialDigest) -> str:
         """Compute and store a dataset's digest.  Returns: the reason if it failed, else ""."""
         try:
             return take_digest(dataset, self._closed.is_set, reading)
@@ -179,7 +179,7 @@ def warm(
 
 
 def take_digest(
-    dataset: Dataset, stopped: Callable[[], bool], reading: InOrder | None = None
+    dataset: Dataset, stopped: Callable[[], bool], reading: SequentialDigest | None = None
 ) -> str:
     """Compute a dataset's digest and store it next to its files; if they cannot be written, only in
     memory.

@@ -263,7 +263,7 @@ def _run(
     template_file: ChatTemplateFile | None,
     executor: Encoder,
 ) -> tuple[dict[str, Any], int, str]:
-    from ..datasets.sources.paths import named_left_out
+    from ..datasets.sources.paths import name_omissions
     from .inputs.discovery import find_sources
     from .job import Job
     from .options import recipe_of
@@ -277,7 +277,7 @@ def _run(
         made=arguments.out,
     )
     sources = tuple(found)
-    others = named_left_out(left) if left else ""
+    others = name_omissions(left) if left else ""
     if others:
         logging.getLogger("tokenfeed.server").warning("not taken: %s", single_line(others))
     job = Job(

@@ -12,8 +12,8 @@ from typing import Any
 from tokenfeed.errors import InvalidCorpus
 
 from ..datasets.content import full_digest
-from ..datasets.loss_masks import mask_path
 from ..datasets.opening import TokenChecks, open_dataset
+from ..datasets.planes.loss_masks import mask_path
 from ..datasets.sources import DatasetSource
 from ..datasets.sources.manifest import NAME as MANIFEST
 from ..datasets.sources.manifest import VERSION

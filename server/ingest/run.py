@@ -26,13 +26,7 @@ from .inputs.base import ReaderContext
 from .inputs.discovery import require_same
 from .inputs.hashes import Hashes
 from .job import Checkpoint, Job
-from .output.shard_writer import (
-    SplitProgress,
-    SplitWriter,
-    sync_folder,
-    write_errors,
-    write_whole,
-)
+from .output.shard_writer import SplitProgress, SplitWriter, sync_folder, write_errors, write_whole
 from .output.shuffle import DocumentBatch, shuffled, skip_documents
 from .progress import Progress
 from .tokenize import splitting

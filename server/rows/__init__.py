@@ -1,6 +1,6 @@
 """The rows of streams over some datasets: for the frames of a server, and for local files.
 
-served.py     datasets by name: a request is checked, and gets a reader
-reader.py     plans rows, and fills the memory of its caller with their tokens and planes
-lookahead.py  plans thousands of rows at a time
+served.py        datasets by name: a request is checked, and gets a reader
+reader.py        plans rows, and fills the memory of its caller with their tokens and planes
+planned_rows.py  the spans of rows, planned thousands at a time
 """

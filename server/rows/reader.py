@@ -22,9 +22,9 @@ from tokenfeed.wire.request import AnyRequest
 from tokenfeed.wire.row_block import Plane, RowBlock
 
 from ..datasets.redactions.redacted_rows import are_same
-from ..storage.bytes import EXCHANGES
+from ..storage.exchanges import EXCHANGES
 from ..storage.store import READ_AHEAD_BYTES, RowStore
-from .lookahead import LookaheadPlan
+from .planned_rows import PlannedRows
 
 _CURRENT_SECONDS = 0.5
 """How long a stream may go without a look at what is erased; it looks at once when a file that it
@@ -78,7 +78,7 @@ class RowReader:
         self._store = store
         self._wrap = wrap
         self._rows = self._wrapped()
-        self._plan = LookaheadPlan(
+        self._plan = PlannedRows(
             request.stream, store.shapes, request.position, self.row, self.end_row
         )
         # At most PLAN_ROWS: with very short rows the first ones would wait for a long plan.
@@ -141,8 +141,8 @@ class RowReader:
                 rows.gather(spans[target.rows], target.tokens, patient)
             if EXCHANGES.count == self._exchanges:
                 return found
-            # A list says what is erased before a file is exchanged, so that rows which were wrapped
-            # for the same lists had no token of it, whichever of the files was read.
+            # A list says what is erased before a file is exchanged (storage/exchanges.py), so that
+            # rows which were wrapped for the same lists had no token of it, whichever was read.
             self._rows = self._wrapped()
             if are_same(self._rows, rows):
                 return found

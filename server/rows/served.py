@@ -43,9 +43,9 @@ _MIXTURES_KEPT = 64
 """Combinations of datasets that are kept ready."""
 
 
-class Checked(NamedTuple):
-    """What a request is for.  datasets: of each source.  store: their rows.  identity: of the
-    stream, 32 bytes.
+class RowQuery(NamedTuple):
+    """What a request asks for, once it is checked.  datasets: of each source.  store: their rows.
+    identity: of the stream, 32 bytes.
     """
 
     datasets: Sequence[Dataset]
@@ -62,12 +62,9 @@ class ServedDatasets:
         *,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         request_bytes_max: int = 0,
-        place: str = "this server",
-        state: str = "served here",
     ) -> None:
         """datasets: by their names, at least one.  batch_bytes_max: larger batches are refused.
-        request_bytes_max: the limit of the listener; 0 if there is none.  place, state: words of
-        errors, "this server has several", "is not served here".
+        request_bytes_max: the limit of the listener; 0 if there is none.
         """
         self.by_name = datasets
         self.redactor = Redactor()
@@ -78,8 +75,6 @@ class ServedDatasets:
             request_bytes_max=request_bytes_max,
             row_bytes_max=ROW_BYTES_MAX,
         )
-        self._place = place
-        self._state = state
         self._mixed = lru_cache(_MIXTURES_KEPT)(self._mix)
 
     def named(self, name: str) -> Dataset:
@@ -88,9 +83,9 @@ class ServedDatasets:
             return self.by_name[name]
         names = listed(sorted(self.by_name))
         if name:
-            raise NotFound("dataset", f"{shortened(name)!r} is not {self._state}, only {names}")
+            raise NotFound("dataset", f"{shortened(name)!r} is not served here, only {names}")
         if len(self.by_name) > 1:
-            raise InvalidRequest("dataset", f"is missing; {self._place} has several: {names}")
+            raise InvalidRequest("dataset", f"is missing; this server has several: {names}")
         return next(iter(self.by_name.values()))
 
     def describe(
@@ -114,7 +109,7 @@ class ServedDatasets:
         context_length = request.context_length if request.HasField("context_length") else None
         if context_length is not None:
             require_range("context_length", context_length, 1, SAMPLE_END)
-        described = [self.by_name[name].described(context_length) for name in names]
+        described = [self.by_name[name].describe(context_length) for name in names]
         if request.order or request.long_documents:
             key = _rows_key(request, names)
             described[0].rows.append(document_rows(self.by_name[names[0]], key))
@@ -127,7 +122,7 @@ class ServedDatasets:
             server_time_ms=time.time_ns() // 1_000_000,
         )
 
-    def checked(self, request: AnyRequest, expected: Expected) -> Checked:
+    def check(self, request: AnyRequest, expected: Expected) -> RowQuery:
         """Check a request of one stage, but for its planes and redactions.  Raises:
         TokenfeedError.
         """
@@ -140,12 +135,12 @@ class ServedDatasets:
         store.require_intact()
         require_windows(stream, store.shapes)
         require_within(request, self._limits, store.dtype.itemsize)
-        return Checked(datasets, store, require_stream(stream, expected, datasets))
+        return RowQuery(datasets, store, require_stream(stream, expected, datasets))
 
     def reader(
         self, request: AnyRequest, datasets: Sequence[Dataset], store: RowStore
     ) -> RowReader:
-        """Return the reader of a request that was checked.  datasets, store: as `checked` returns
+        """Return the reader of a request that was checked.  datasets, store: as `check` returns
         them.
 
         Raises: StreamMismatch if a list of redactions is missing; LimitExceeded.

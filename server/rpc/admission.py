@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import random
 import threading
 import time
 from collections import Counter
@@ -22,10 +21,10 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from tokenfeed.errors import Busy, InvalidRequest, ServerUnavailable, TokenfeedError
+from tokenfeed.errors import Busy, InvalidRequest, ServerUnavailable
 from tokenfeed.wire.frame import BYTES_PER_SECOND_MIN, FRAME_BYTES_FIRST
 
-from ..runtime.exceptions import log_exception
+from .refusals import CallCounts, CallDrained
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -38,7 +37,6 @@ REQUEST_SECONDS = 10.0
 POLL_SECONDS = 1.0
 """How often timers of calls are looked at."""
 _BUSY_SECONDS = 1.0
-_JITTER = (0.5, 1.5)
 SHUTTING_DOWN = ("server", "is shutting down; retry on another server")
 
 Parsed = TypeVar("Parsed", bound=Message)
@@ -70,51 +68,6 @@ class StreamLimits:
 
 DESCRIBE_LIMITS = StreamLimits(streams=32, peer_streams=16, by_option=False)
 """For calls that are answered at once: separate, so that idle clients do not block streams."""
-
-
-class CallDrained(ServerUnavailable):
-    """A call that was ended after a frame, since the server shuts down."""
-
-
-class CallCounts:
-    """Calls that ended for another reason than that they were done, since the start.
-
-    refusals: by name of the status, and kind of error.  evictions: calls whose client did nothing,
-    by the name of the timer.  drained: calls that were ended after a frame by the shutdown.
-    """
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._lock = threading.Lock()
-        self.refusals: Counter[tuple[str, str]] = Counter()
-        self.evictions: Counter[str] = Counter()
-        self.drained = 0
-
-    def refused(self, error: TokenfeedError) -> None:
-        """Count a call that ends with an error."""
-        with self._lock:
-            if isinstance(error, CallDrained):
-                self.drained += 1
-            else:
-                self.refusals[error.status, type(error).__name__] += 1
-
-    def failed(self) -> None:
-        """Count a call that ends with an unexpected error."""
-        with self._lock:
-            self.refusals[grpc.StatusCode.UNAVAILABLE.name, "unexpected"] += 1
-
-    def evicted(self, timer: str) -> None:
-        """Count a call that is cancelled by a timer."""
-        with self._lock:
-            self.evictions[timer] += 1
-
-    def copy(self) -> CallCounts:
-        """Return a copy."""
-        other = CallCounts()
-        with self._lock:
-            other.refusals, other.evictions = self.refusals.copy(), self.evictions.copy()
-            other.drained = self.drained
-        return other
 
 
 @dataclass(eq=False, slots=True)
@@ -249,14 +202,17 @@ class AdmissionControl:
         if self._draining.is_set():
             raise CallDrained(*SHUTTING_DOWN)
 
-    def request(self, call: ActiveCall, messages: Iterator[bytes]) -> bytes:
+    def request(
+        self, call: ActiveCall, messages: Iterator[bytes], kind: Callable[[], Parsed]
+    ) -> Parsed:
         """Return the request of a call. It may arrive long after the call's headers.
 
-        messages: those of the call; the first one counts.  Raises: InvalidRequest if there is none;
-        grpc.RpcError if the client went away, or its call was cancelled by the timeout.
+        messages: those of the call; the first one counts.  kind: of that message.
+        Raises: InvalidRequest if there is none, or it is of another kind; grpc.RpcError if the
+        client went away, or its call was cancelled by the timeout.
         """
         for message in self.requests(call, messages):
-            return message
+            return parse_message(kind, message)
         raise InvalidRequest("request", "is missing: the call has no message")
 
     def requests(self, call: ActiveCall, messages: Iterator[bytes]) -> Iterator[bytes]:
@@ -320,32 +276,6 @@ def _peer(address: str) -> str:
     """Return the caller without its port: "ipv4:10.0.0.1", or "unix" for all Unix sockets."""
     kind, _, rest = address.partition(":")
     return f"{kind}:{rest.rpartition(':')[0]}" if kind in ("ipv4", "ipv6") else kind
-
-
-@contextmanager
-def abort_on_error(context: grpc.ServicerContext, counts: CallCounts) -> Iterator[None]:
-    """End a call with the status of the error raised in the with block, and count it. Only the text
-    of a TokenfeedError reaches the caller.
-    """
-    try:
-        yield
-    except TokenfeedError as error:
-        counts.refused(error)
-        _LOG.debug("call refused peer=%s status=%s: %s", context.peer(), error.status, error)
-        if isinstance(error, Busy):
-            # With jitter, or all clients that were refused together retry together.
-            milliseconds = int(1000 * error.retry_seconds * random.uniform(*_JITTER))
-            # The pushback of gRPC's retry design, A6.
-            context.set_trailing_metadata((("grpc-retry-pushback-ms", str(milliseconds)),))
-        context.abort(grpc.StatusCode[error.status], str(error))
-    except grpc.RpcError:
-        pass  # the client went away before it sent a request
-    except Exception:  # noqa: BLE001 - its text must not reach the caller
-        counts.failed()
-        log_exception(logging.ERROR, "call failed peer=%s", context.peer())
-        context.abort(
-            grpc.StatusCode.UNAVAILABLE, "server: failed to answer this request; see the server log"
-        )
 
 
 def parse_message(kind: Callable[[], Parsed], message: bytes) -> Parsed:

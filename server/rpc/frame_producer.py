@@ -37,7 +37,7 @@ class Schedulers(NamedTuple):
         return cls(FairScheduler(), FairScheduler(WAITS_AT_ONCE, WAITS_AT_ONCE))
 
 
-class MadeFrame(NamedTuple):
+class EncodedFrame(NamedTuple):
     """A frame, and what it holds.
 
     message: encoded.  end_row: the rank's row behind its last one.  row_count: of its rows.
@@ -69,7 +69,7 @@ class FrameProducer:
         """The request."""
         return self.reader.request
 
-    def frames(self, connection: Connection) -> Iterator[MadeFrame]:
+    def frames(self, connection: Connection) -> Iterator[EncodedFrame]:
         """Yield the frames in order, scheduled fairly against those of other peers.
 
         Raises: CorpusChanged; Deleted, behind the rows before the one that needs deleted tokens;
@@ -97,7 +97,7 @@ class FrameProducer:
         if self.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
-    def _frames(self, row: int, connection: Connection, spans: Spans) -> list[MadeFrame]:
+    def _frames(self, row: int, connection: Connection, spans: Spans) -> list[EncodedFrame]:
         """Return rows as frames, nearly always one.  row: the rank's row that is the first."""
         # A stream that waits for the disk, or that retries a read, must not hold a slot: other
         # streams could not wait for the disk at the same time.
@@ -111,7 +111,7 @@ class FrameProducer:
         with self.schedulers.waiting.slot(connection.peer, starts=starts):
             return self._encoded(row, spans, patient=True)
 
-    def _encoded(self, row: int, spans: Spans, *, patient: bool) -> list[MadeFrame]:
+    def _encoded(self, row: int, spans: Spans, *, patient: bool) -> list[EncodedFrame]:
         dtype, row_source = self.reader.dtype, spans.row_source
         drafts = self.reader.fill(
             spans,
@@ -119,7 +119,7 @@ class FrameProducer:
             patient=patient,
         )
         return [
-            MadeFrame(
+            EncodedFrame(
                 part.sealed(),
                 row + part.rows.stop,
                 part.rows.stop - part.rows.start,

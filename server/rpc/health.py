@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2
 from tokenfeed.errors import NotFound, ServerUnavailable, shortened
 
 from ..datasets.dataset import Dataset
-from .admission import AdmissionControl, StreamLimits, abort_on_error, add_service, parse_message
+from .admission import AdmissionControl, StreamLimits, add_service
+from .refusals import abort_on_error
 
 _STATUS = health_pb2.HealthCheckResponse
 _LIMITS = StreamLimits(streams=64, peer_streams=8, send_timeout_seconds=10.0, by_option=False)
@@ -53,7 +54,7 @@ class Health:
     def check(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Check: return an encoded HealthCheckResponse."""
         with abort_on_error(context, self._checks.counts), self._checks.admit(context) as call:
-            name = _service(self._checks.request(call, messages))
+            name = self._checks.request(call, messages, health_pb2.HealthCheckRequest).service
             status = self._statuses.get(name)
             if status is None:
                 raise NotFound("service", f"{shortened(name)!r} is not served here")
@@ -63,7 +64,7 @@ class Health:
     def watch(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer Watch: yield an encoded HealthCheckResponse now and after each change."""
         with abort_on_error(context, self._watches.counts), self._watches.admit(context) as call:
-            name = _service(self._watches.request(call, messages))
+            name = self._watches.request(call, messages, health_pb2.HealthCheckRequest).service
             context.add_callback(self._wake)
             last_sent = None
             while (status := self._next(name, last_sent, context)) is not None:
@@ -117,10 +118,6 @@ class Health:
                     break
                 self._changed.wait()
             return None
-
-
-def _service(message: bytes) -> str:
-    return str(parse_message(health_pb2.HealthCheckRequest, message).service)
 
 
 def _encoded(status: int) -> bytes:

@@ -21,17 +21,9 @@ from google.protobuf.message import Message
 from tokenfeed.errors import ServerUnavailable, listed
 from tokenfeed.v1 import provenance_pb2 as pb
 
-from ..datasets.provenance.answers import Answers, Asked
-from .admission import (
-    SHUTTING_DOWN,
-    ActiveCall,
-    AdmissionControl,
-    CallCounts,
-    StreamLimits,
-    abort_on_error,
-    add_service,
-    parse_message,
-)
+from ..datasets.provenance.answers import Answers, Query
+from .admission import SHUTTING_DOWN, ActiveCall, AdmissionControl, StreamLimits, add_service
+from .refusals import CallCounts, abort_on_error
 from .service import TokenFeed, printable
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Provenance"].full_name
@@ -54,7 +46,7 @@ answers of 49,000 ranges, 7,100 and 0.12 s beside one loop, 2,600 and 0.2 s besi
 _LOG = logging.getLogger("tokenfeed.server")
 
 Question = TypeVar("Question", pb.LocateRequest, pb.FindRequest, pb.CoverageRequest)
-Answer = Callable[[Question, Callable[[Asked], None]], Message]
+Answer = Callable[[Question, Callable[[Query], None]], Message]
 
 
 class Turns:
@@ -132,7 +124,7 @@ class Provenance:
 
         self._calls = AdmissionControl(_LIMITS, counts)
         self._turns = Turns(lambda: feed.is_streaming)
-        answers = Answers(feed.datasets.checked, feed.datasets.redactor)
+        answers = Answers(feed.datasets.check, feed.datasets.redactor)
         self._methods = {
             "Locate": partial(self._answer, "Locate", pb.LocateRequest, answers.locate),
             "Find": partial(self._answer, "Find", pb.FindRequest, answers.find),
@@ -160,7 +152,7 @@ class Provenance:
     ) -> bytes:
         """Return an encoded answer."""
         with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
-            request = parse_message(kind, self._calls.request(call, messages))
+            request = self._calls.request(call, messages, kind)
             named = request.rows if isinstance(request, pb.LocateRequest) else request
             call.client_name = printable(named.client_name)
             with self._turns.take(context):
@@ -168,9 +160,9 @@ class Provenance:
         return b""
 
 
-def _log(method: str, call: ActiveCall, asked: Asked) -> None:
+def _log(method: str, call: ActiveCall, query: Query) -> None:
     """Log who asks what, for an audit."""
-    names = sorted({dataset.name for dataset in asked.sources.datasets})
+    names = sorted({dataset.name for dataset in query.sources.datasets})
     _LOG.info(
         "provenance asked peer=%s client=%r method=%s dataset=%s",
         call.context.peer(),

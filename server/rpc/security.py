@@ -23,7 +23,8 @@ import grpc
 
 from tokenfeed.errors import InvalidRequest, Unauthenticated
 
-from .admission import CallCounts, Handler
+from .admission import Handler
+from .refusals import CallCounts
 
 _LOG = logging.getLogger("tokenfeed.server")
 

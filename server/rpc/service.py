@@ -1,8 +1,8 @@
-"""Answers requests: request -> plan -> store -> frames.
+"""Answers requests: request -> datasets and the reader of its rows (rows/) -> frames.
 
-Messages are bytes for gRPC. Requests are parsed here, so that a malformed one is the caller's error
-and not an internal one, and frames are encoded without the protobuf runtime. Unexpected exceptions
-go only to the log, never to a client.
+Messages are bytes for gRPC. It parses no request, so that a malformed one is the caller's error and
+not an internal one (`AdmissionControl.request`), and encodes no frame, which needs no protobuf
+runtime. Unexpected exceptions go only to the log, never to a client (refusals.py).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from ..datasets.dataset import Dataset
 from ..datasets.provenance.expected import require_expected
 from ..rows.served import ServedDatasets
 from .activity import Activity, Caller
-from .admission import AdmissionControl, abort_on_error, parse_message
+from .admission import AdmissionControl
 from .frame_producer import FrameProducer, Schedulers
+from .refusals import abort_on_error
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -105,8 +106,7 @@ class TokenFeed:
         """Answer Describe: return an encoded DescribeResponse."""
         calls = self._describe_calls
         with abort_on_error(context, calls.counts), calls.admit(context) as call:
-            message = calls.request(call, messages)
-            request = parse_message(pb.DescribeRequest, message)
+            request = calls.request(call, messages, pb.DescribeRequest)
             return self.datasets.describe(request).SerializeToString()
         return b""
 
@@ -124,7 +124,7 @@ class TokenFeed:
         in it.
         """
         with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
-            message = parse_message(kind, self._calls.request(call, messages))
+            message = self._calls.request(call, messages, kind)
             began_at = time.monotonic()
             call.client_name = printable(message.client_name)
             producer = self._open(*parse(message))
@@ -139,7 +139,7 @@ class TokenFeed:
 
     def _open(self, request: AnyRequest, expected: Expected) -> FrameProducer:
         """Check a request and return the producer of its frames.  Raises: TokenfeedError."""
-        datasets, store, identity = self.datasets.checked(request, expected)
+        datasets, store, identity = self.datasets.check(request, expected)
         planes = _planes(datasets, request, expected)
         frames = frame.Frames(request.stream.row_tokens, request.position, identity, planes)
         names = [dataset.name for dataset in datasets]

@@ -40,7 +40,7 @@ class Page(NamedTuple):
     content: bytes
 
 
-class Recent:
+class CachedPage:
     """A page that is made at most once a second. It is for pages that take long; not for figures
     that have to be of the moment.
     """

@@ -1,4 +1,4 @@
-"""Small files: read whole, with a limit; and written whole or not at all."""
+"""Small files: read whole, with a limit; written whole or not at all; and names of open files."""
 
 from __future__ import annotations
 
@@ -64,6 +64,14 @@ def put_file(path: str, content: bytes) -> None:
         os.unlink(partial)
         raise
     sync_folder(folder)
+
+
+def has_name(path: str, descriptor: int) -> bool:
+    """Return whether an open file is the one that has a name.  Raises: OSError."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def sync_folder(folder: str) -> None:

@@ -6,7 +6,6 @@ whole process. Bytes are counted from the first token of their file.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .layout import Layout
-from .opened_file import OpenFile
+from .open_file import OpenFile
 
 Numbers = npt.NDArray[np.int64]
 ByteArray = npt.NDArray[np.uint8]
@@ -35,23 +34,6 @@ and layout of that one, and the file in its place, of the same size.  Raises: In
 
 CHANGED = "changed while it was served"
 """How the problem of a dataset begins whose files changed, after its name."""
-
-
-class Exchanges:
-    """How often a file of this process was exchanged for one without its erased tokens."""
-
-    def __init__(self) -> None:
-        """Count from 0."""
-        self.count = 0
-        self._lock = threading.Lock()
-
-    def add(self) -> None:
-        """Count one that begins."""
-        with self._lock:
-            self.count += 1
-
-
-EXCHANGES = Exchanges()
 
 
 def run_inline(work: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The full digest of a corpus, stored beside its files; and the name of every file beside them.
+"""The full digest of a corpus, stored beside its files.
 
 A corpus up to 1 GiB is read in full at every start. The digest of a larger one is computed once, by
 `tokenfeed verify` or by a server that has preloaded the corpus, and stored in a file. Servers
@@ -7,14 +7,12 @@ trust it as long as the sizes and modification times of the files are unchanged.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
-from collections.abc import Sequence
 
 from ..runtime.exceptions import log_exception, log_safe_name
-from .bytes import Bytes, StoredShard
+from .beside import file_facts, path_beside
+from .bytes import Bytes
 from .door import door_of
 from .formats import Stored
 
@@ -26,23 +24,9 @@ _BYTES_MAX = 1 << 16
 _SHARD_BYTES_MAX = 1 << 10
 
 
-def path_beside(shards: Sequence[StoredShard], dtype: Stored, suffix: str = DIGEST_SUFFIX) -> str:
-    """Return the path of a file beside the first file, or in the cache folder where nothing can be
-    written beside it; and hidden, so that no glob matches it.
-
-    Its name depends on all files, since several datasets may begin with the same file.
-    """
-    path = shards[0].path
-    names = "/".join(
-        [dtype.name, *(f"{os.path.basename(s.path)} {s.layout.first_byte}" for s in shards)]
-    )
-    own = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return door_of(path).beside(path, f".{os.path.basename(path)}.{own}{suffix}")
-
-
 def read_digest(files: Bytes, dtype: Stored) -> bytes:
     """Return the stored digest, 32 bytes; b"" if there is none, or one of other files."""
-    path = path_beside(files.shards, dtype)
+    path = path_beside(files.shards, dtype, DIGEST_SUFFIX)
     try:
         bytes_max = _BYTES_MAX + _SHARD_BYTES_MAX * len(files.shards)
         if (text := door_of(path).content(path, bytes_max)) is None:
@@ -63,7 +47,7 @@ def read_digest(files: Bytes, dtype: Stored) -> bytes:
 
 def write_digest(files: Bytes, dtype: Stored, digest: bytes) -> str:
     """Store a digest, atomically.  Returns: the path of the file.  Raises: OSError."""
-    path = path_beside(files.shards, dtype)
+    path = path_beside(files.shards, dtype, DIGEST_SUFFIX)
     text = json.dumps(_facts(files, dtype) | {"digest": digest.hex()}, indent=1)
     door_of(path).put(path, text.encode())
     return path
@@ -71,17 +55,4 @@ def write_digest(files: Bytes, dtype: Stored, digest: bytes) -> str:
 
 def _facts(files: Bytes, dtype: Stored) -> dict[str, object]:
     """Return what a digest file has to record for its digest to be valid."""
-    return {
-        "version": _VERSION,
-        "dtype": dtype.name,
-        "files": [
-            [
-                os.path.basename(shard.path),
-                shard.size_bytes,
-                facts.mtime_ns,
-                shard.layout.first_byte,
-                shard.layout.token_count,
-            ]
-            for shard, facts in zip(files.shards, files.facts, strict=True)
-        ],
-    }
+    return {"version": _VERSION, "dtype": dtype.name, "files": file_facts(files)}

@@ -20,7 +20,7 @@ from ..runtime.cache_folder import cache_folder
 from ..runtime.threads.poll_rate import PollRate
 from .bytes import Bytes
 from .layout import Layout
-from .opened_file import OpenFile
+from .open_file import OpenFile
 
 ReadLayout = Callable[[OpenFile], Layout]
 """Returns where the tokens of an opened file are.  Raises: InvalidCorpus."""
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Storing:
+class StorageOptions:
     """How a dataset is to be read.
 
     read: a value of --read; None: what suits its storage.  poll_rate: the rate limit of calls that
@@ -115,7 +115,7 @@ class Door(Protocol):
         """
 
     def bytes_of(
-        self, name: str, paths: Sequence[str], read_layout: ReadLayout, storing: Storing
+        self, name: str, paths: Sequence[str], read_layout: ReadLayout, storage: StorageOptions
     ) -> tuple[Bytes, str]:
         """Open the files of a dataset, each once.
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidCorpus
 
-from .options import DTYPE
+from .option_names import DTYPE
 from .store import TokenStore
 
 StoredTokens = npt.NDArray[np.integer]

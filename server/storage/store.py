@@ -22,8 +22,9 @@ from tokenfeed.wire.row_block import Plane
 
 from ..runtime.exceptions import log_safe_name
 from . import digest_file
+from .beside import path_beside
 from .bytes import ByteArray, Bytes, Extents, StoredShard
-from .door import Storing, door_of, scheme_of
+from .door import StorageOptions, door_of, scheme_of
 from .formats import FormatOptions, Stored, read_layout
 from .narrowing import Narrowing
 
@@ -261,7 +262,7 @@ class TokenStore:
     @property
     def digest_path(self) -> str:
         """Path of its digest file, beside the first file."""
-        return digest_file.path_beside(self.shards, self.stored)
+        return path_beside(self.shards, self.stored, digest_file.DIGEST_SUFFIX)
 
     def kept_digest(self) -> bytes:
         """Return the stored digest of these files, 32 bytes; b"" if there is none."""
@@ -299,18 +300,18 @@ class TokenStore:
 
 
 def open_store(
-    name: str, paths: Sequence[str], options: FormatOptions, storing: Storing
+    name: str, paths: Sequence[str], options: FormatOptions, storage: StorageOptions
 ) -> tuple[TokenStore, str]:
     """Open a dataset's files.
 
     name: of the dataset.  paths: its files in order, at least one.  options: what the user knows of
-    their format.  storing: how they are to be read.
+    their format.  storage: how they are to be read.
     Returns: their store, and why it reads them as it does.  Raises: InvalidCorpus.
     """
     if other := next((path for path in paths if scheme_of(path) != scheme_of(paths[0])), ""):
         raise InvalidCorpus(other, f"lies in another storage than {paths[0]}")
     layout = partial(read_layout, options=options)
-    files, why = door_of(paths[0]).bytes_of(name, paths, layout, storing)
+    files, why = door_of(paths[0]).bytes_of(name, paths, layout, storage)
     try:
         return TokenStore(name, files), why
     except BaseException:

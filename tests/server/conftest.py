@@ -7,16 +7,16 @@ import pytest
 
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.storage.bytes import SameContent, Submit, run_inline
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.local.choice import KINDS
 from tokenfeed.server.storage.store import TokenStore
 
 
 @pytest.fixture(params=KINDS)
-def storing(request: pytest.FixtureRequest) -> Storing:
+def storage(request: pytest.FixtureRequest) -> StorageOptions:
     """Each store that there is for local files, in turn."""
-    return Storing(read=request.param)
+    return StorageOptions(read=request.param)
 
 
 def look(

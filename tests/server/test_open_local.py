@@ -153,6 +153,8 @@ def test_signed_tokens_have_the_width_that_the_vocabulary_needs(
         ("a.bin?cache-dir=\ud800", "", InvalidRequest, "target", "it takes a folder"),
         ("a.bin?vocab-size=0", "", InvalidRequest, "target", "a number from 1 to 4294967295"),
         ("a.bin?vocab-size=5e4", "", InvalidRequest, "target", "vocab-size is '5e4'; it takes a"),
+        ("a.bin?vocab-size=1_000", "", InvalidRequest, "target", "is '1_000'; it takes a number"),
+        ("a.bin?vocab-size=+5", "", InvalidRequest, "target", "is '+5'; it takes a number"),
         ("a.bin?vocab-size=" + 5000 * "9", "", InvalidRequest, "target", "it takes a number"),
         ("a.bin?vocab-size=99", "", InvalidCorpus, "a.bin", "not below ?vocab-size=99"),
         ("x=a.bin,y=b.bin", "", InvalidRequest, "dataset", "has to name one of the datasets"),

@@ -124,7 +124,7 @@ def test_a_server_finds_what_was_stored(corpus: Corpus) -> None:
     assert main([*corpus.paths, "--context-length", "50", "--workers", "1"]) == 0
     fingerprint = fingerprint_of(corpus)
     with indices_of(corpus, fingerprint=fingerprint) as indices:
-        index = indices.builder(packed(50)).found()
+        index = indices.builder(packed(50)).find()
 
         assert index is not None
         assert index.row_count == len(rows_by_reference(LENGTHS, packed(50)))

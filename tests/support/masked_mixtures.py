@@ -12,7 +12,7 @@ from tests.support import reference
 from tests.support.frames import encode
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling.plan import plan
-from tokenfeed.server.rpc.frame_producer import MadeFrame
+from tokenfeed.server.rpc.frame_producer import EncodedFrame
 from tokenfeed.server.rpc.service import TokenFeed
 from tokenfeed.stream.planes import REDACTED
 from tokenfeed.stream.position import SAMPLE_END
@@ -72,7 +72,7 @@ class _Frames:
         self.request = request
         self.shared = shared
 
-    def frames(self, connection: object) -> Iterator[MadeFrame]:
+    def frames(self, connection: object) -> Iterator[EncodedFrame]:
         row, end = self.request.first_row, self.request.end_row
         while row < end:
             count = min(_ROWS, end - row)
@@ -80,7 +80,7 @@ class _Frames:
             row += count
             for message in encode(self.shared, row - count, block):
                 sources = np.zeros(count, np.int64)
-                yield MadeFrame(message, row, count, sources, block.tokens.nbytes // count)
+                yield EncodedFrame(message, row, count, sources, block.tokens.nbytes // count)
 
     def _block(self, first_row: int, count: int) -> RowBlock:
         stream, kinds = self.request.stream, self.request.planes

@@ -31,9 +31,16 @@ from tokenfeed.server.storage.bytes import (
     SameContent,
     Submit,
 )
-from tokenfeed.server.storage.door import DOORS, Entry, ReadLayout, Storing, in_cache, unreadable
+from tokenfeed.server.storage.door import (
+    DOORS,
+    Entry,
+    ReadLayout,
+    StorageOptions,
+    in_cache,
+    unreadable,
+)
 from tokenfeed.server.storage.formats import Layout
-from tokenfeed.server.storage.opened_file import HEAD_BYTES, OpenFile
+from tokenfeed.server.storage.open_file import HEAD_BYTES, OpenFile
 
 SCHEME = "memory"
 
@@ -282,7 +289,7 @@ class MemoryDoor:
         return in_cache(path, name)
 
     def bytes_of(
-        self, name: str, paths: Sequence[str], read_layout: ReadLayout, storing: Storing
+        self, name: str, paths: Sequence[str], read_layout: ReadLayout, storage: StorageOptions
     ) -> tuple[MemoryBytes, str]:
         shards = []
         for path in paths:

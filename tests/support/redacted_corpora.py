@@ -6,6 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from tests.support.gathering import gather_block
+from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.redactions.erasing import begin
 from tokenfeed.server.datasets.redactions.list_content import ListContent
@@ -16,7 +21,14 @@ from tokenfeed.server.datasets.redactions.ranges import TokenRanges
 
 Ranges = Sequence[tuple[int, int, int]]
 
+ERASE = ("--erase", "--no-delimiter")
+"""Words of a command that erases."""
 _WHEN = "2026-11-01T00:00:00Z"
+
+
+def redact(*words: object) -> None:
+    """Run `tokenfeed redact` in this process."""
+    assert main([*map(str, words)]) == 0
 
 
 def write_lists(dataset: Dataset, fill: int, *additions: Ranges) -> list[bytes]:
@@ -35,6 +47,12 @@ def begin_erasure(dataset: Dataset) -> ListContent:
     assert content is not None
     with locked(path):
         return begin(path, content, dataset.store, dataset.digest, ())
+
+
+def tokens_of(dataset: Dataset, file: int, first: int, end: int) -> list[int]:
+    """Tokens of a file as they are served now."""
+    spans = Spans(end - first, *(np.array([number]) for number in (0, file, first)))
+    return gather_block(dataset.store, spans).tokens[0].tolist()
 
 
 def _write(path: str, content: ListContent) -> None:

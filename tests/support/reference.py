@@ -825,7 +825,7 @@ def _golden_fingerprints() -> Iterator[dict[str, Any]]:
             }
 
 
-class Kept(NamedTuple):
+class Memo(NamedTuple):
     """A stage of a vector: in_force are the redactions that count for its rows."""
 
     first_sample: int
@@ -841,11 +841,11 @@ def _golden_identities() -> Iterator[dict[str, Any]]:
         for seed in (0, 1337, 2**64 - 1):
             for context_length in (4, 2048):
                 yield from _identities(
-                    seed, Kept(0, context_length, [Source(0, guard, order, seed, 0, 1)])
+                    seed, Memo(0, context_length, [Source(0, guard, order, seed, 0, 1)])
                 )
     yield from _identities(*EXAMPLE_STREAM)
     pieces = [pieces_hash(T, "cut", None, [[5, 1], [3]]) for T in (2, 4)]
-    yield from _identities(7, Kept(0, 2, [Source(0, _EXAMPLE, "packed-1", 7, 0, 1, pieces[0])]))
+    yield from _identities(7, Memo(0, 2, [Source(0, _EXAMPLE, "packed-1", 7, 0, 1, pieces[0])]))
     # By number, not as text, where "10" would come before "2"; weight 0 is left out. The seed of
     # the stream counts only where a block has more than one sample.
     shuffled, random = (
@@ -854,10 +854,10 @@ def _golden_identities() -> Iterator[dict[str, Any]]:
     )
     yield from _identities(
         2**64 - 1,
-        Kept(0, 2048, [_idle(0, 7), shuffled._replace(source=1)]),
-        Kept(2**62, 2048, [_idle(2, 1), _idle(10, 2**20 - 1), random]),
-        Kept(2**62 + 2**20, 2047, [_idle(2, 1, base=1)]),
-        Kept(
+        Memo(0, 2048, [_idle(0, 7), shuffled._replace(source=1)]),
+        Memo(2**62, 2048, [_idle(2, 1), _idle(10, 2**20 - 1), random]),
+        Memo(2**62 + 2**20, 2047, [_idle(2, 1, base=1)]),
+        Memo(
             2**63 - 1,
             2,
             [Source(3, _EXAMPLE, "padded-1", 2**63, 2**63 - 1, 2**20, pieces[0])],
@@ -866,20 +866,20 @@ def _golden_identities() -> Iterator[dict[str, Any]]:
     # One source with another context length: other pieces, and a base in rows of that length.
     documents = Source(2**32 - 1, _EXAMPLE, "packed-1", 1, 0, 1, pieces[0])
     yield from _identities(
-        3, Kept(0, 2, [documents]), Kept(900, 4, [documents._replace(base=450, pieces=pieces[1])])
+        3, Memo(0, 2, [documents]), Memo(900, 4, [documents._replace(base=450, pieces=pieces[1])])
     )
     lists = [list_hash(0, [(0, 1, 2)]), list_hash(7, [(0, 0, 3)])]
     both = [Source(0, _EXAMPLE, "random-1", 7, 0, 1), _idle(1, 1)]
     of_both = [(0, 1, lists[0]), (5, 0, lists[0]), (5, 0, lists[1])]
     yield from _identities(
         7,
-        Kept(0, 2, both, of_both),
+        Memo(0, 2, both, of_both),
         # Source 1 is paused, and so its redaction does not count.
-        Kept(1000, 2, [both[0]._replace(base=500)], [*of_both[1:], (1000, 0, lists[0])]),
+        Memo(1000, 2, [both[0]._replace(base=500)], [*of_both[1:], (1000, 0, lists[0])]),
     )
 
 
-def _identities(seed: int, *stages: Kept) -> Iterator[dict[str, Any]]:
+def _identities(seed: int, *stages: Memo) -> Iterator[dict[str, Any]]:
     previous = bytes(32)
     for index, (first_sample, context_length, sources, redactions) in enumerate(stages):
         found = stage_identity(previous, index, first_sample, context_length, seed, sources)
@@ -941,9 +941,9 @@ def _idle(source: int, weight: int, base: int = 0) -> Source:
 
 EXAMPLE_STREAM = (
     7,
-    Kept(0, 2, [Source(0, _EXAMPLE, "shuffled-1", 7, 0, 70), _idle(1, 30)]),
-    Kept(1000, 2, [_idle(1, 1, base=300)]),
-    Kept(1500, 1, [Source(0, _EXAMPLE, "shuffled-1", 7, 1400, 2)]),
+    Memo(0, 2, [Source(0, _EXAMPLE, "shuffled-1", 7, 0, 70), _idle(1, 30)]),
+    Memo(1000, 2, [_idle(1, 1, base=300)]),
+    Memo(1500, 1, [Source(0, _EXAMPLE, "shuffled-1", 7, 1400, 2)]),
 )
 """The example of section 6: the seed of the stream, and its three stages."""
 

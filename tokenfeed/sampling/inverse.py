@@ -23,7 +23,7 @@ from .plan import Shape, own_sample_of, place_count
 Numbers = npt.NDArray[np.int64]
 
 
-class FoundSamples(NamedTuple):
+class SampleMatches(NamedTuple):
     """Samples of a stream.
 
     at: int64[m], which of the places, or own samples, they are of; ascending.  samples: int64[m].
@@ -84,7 +84,7 @@ class SampleRange:
             return range(0)
         return range(self.first_own // self.place_count, (self.end_own - 1) // self.place_count + 1)
 
-    def of_places(self, places: Numbers, epochs: Numbers) -> FoundSamples:
+    def of_places(self, places: Numbers, epochs: Numbers) -> SampleMatches:
         """Return the samples of places in epochs.
 
         places: int64[n], each in [0, place_count).  epochs: int64[n], each in `epochs`.
@@ -92,14 +92,14 @@ class SampleRange:
         """
         return self._within(own_sample_of(self.source, places, epochs, self.place_count))
 
-    def of_own(self, own_samples: Numbers) -> FoundSamples:
+    def of_own(self, own_samples: Numbers) -> SampleMatches:
         """Return the samples of samples of the source.  own_samples: int64[n]."""
         return self._within(own_samples.view(np.uint64))
 
-    def _within(self, own: Words) -> FoundSamples:
+    def _within(self, own: Words) -> SampleMatches:
         at = np.flatnonzero((own >= np.uint64(self.first_own)) & (own < np.uint64(self.end_own)))
         own_samples = own[at].view(np.int64)
         samples = samples_of(self.stage, self.seed, self.number, own_samples)
         first, end = np.uint64(self.first_sample), np.uint64(self.end_sample)
         inside = np.flatnonzero((samples >= first) & (samples < end))
-        return FoundSamples(at[inside], samples[inside].view(np.int64), own_samples[inside])
+        return SampleMatches(at[inside], samples[inside].view(np.int64), own_samples[inside])

@@ -368,7 +368,7 @@ def from_message(message: pb.GetBatchRequest) -> tuple[Request, Expected]:
     """
     # The stream is checked where it is parsed, which is not for every call.
     require_understood(message, without="stream")
-    stream, digests = parsed_stream(message.stream)
+    stream, digests = parse_stream(message.stream)
     request = Request(
         stream,
         Position(
@@ -390,7 +390,7 @@ def from_message(message: pb.GetBatchRequest) -> tuple[Request, Expected]:
 def from_rows_message(message: pb.GetRowsRequest) -> tuple[RowsRequest, Expected]:
     """Return the request of some rows in a message of the contract.  Raises: as `from_message`."""
     require_understood(message, without="stream")
-    stream, digests = parsed_stream(message.stream)
+    stream, digests = parse_stream(message.stream)
     values = np.array(message.samples, dtype=np.uint64)
     if values.size and int(values.max()) >= SAMPLE_END:
         raise SamplesExhausted("samples", f"{int(values.max())} is not in [0, 2^63)")
@@ -437,7 +437,7 @@ def _source(message: pb.Source) -> Source:
     )
 
 
-def parsed_stream(message: pb.Stream) -> tuple[Stream, tuple[bytes, ...]]:
+def parse_stream(message: pb.Stream) -> tuple[Stream, tuple[bytes, ...]]:
     """Return the stream of one stage in a message, and the digests that are expected of its
     corpora.  Raises: RequestError, naming the field and its limit.
     """

@@ -14,13 +14,7 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
 from tokenfeed.wire import redacted_runs
-from tokenfeed.wire.request import (
-    Expected,
-    Request,
-    from_message,
-    parsed_stream,
-    require_understood,
-)
+from tokenfeed.wire.request import Expected, Request, from_message, parse_stream, require_understood
 
 from ...storage.store import RowStore
 from ..dataset import Dataset
@@ -37,7 +31,7 @@ Check = Callable[[Request, Expected], tuple[Sequence[Dataset], RowStore, bytes]]
 Raises: what GetBatch refuses the request with."""
 
 
-class Asked(NamedTuple):
+class Query(NamedTuple):
     """A request that was checked."""
 
     request: Request
@@ -55,19 +49,19 @@ class Answers:
         self._documents: dict[Dataset, DatasetDocuments] = {}
 
     def locate(
-        self, message: pb.LocateRequest, on_asked: Callable[[Asked], None] = lambda asked: None
+        self, message: pb.LocateRequest, on_query: Callable[[Query], None] = lambda query: None
     ) -> pb.LocateResponse:
-        """Answer Locate.  on_asked: takes what is asked for, once it is checked.
+        """Answer Locate.  on_query: is called with the query, once it is checked.
 
         Raises: TokenfeedError.
         """
         require_understood(message, without="rows")
-        asked = self._asked(*from_message(_with_own_planes(message.rows)))
-        on_asked(asked)
-        return locate(asked.sources, asked.request, self._marks(asked))
+        query = self._query(*from_message(_with_own_planes(message.rows)))
+        on_query(query)
+        return locate(query.sources, query.request, self._marks(query))
 
     def find(
-        self, message: pb.FindRequest, on_asked: Callable[[Asked], None] = lambda asked: None
+        self, message: pb.FindRequest, on_query: Callable[[Query], None] = lambda query: None
     ) -> pb.FindResponse:
         """Answer Find; as `locate`."""
         require_understood(message, without="stream")
@@ -78,32 +72,32 @@ class Answers:
         if end_sample is not None:
             problem = f"{end_sample} is above first_sample, {first_sample}"
             raise InvalidRequest("redactions.first_sample", problem)
-        asked = self._asked(request, expected)
-        on_asked(asked)
-        return find(asked.sources, message, self._marks(asked))
+        query = self._query(request, expected)
+        on_query(query)
+        return find(query.sources, message, self._marks(query))
 
     def coverage(
-        self, message: pb.CoverageRequest, on_asked: Callable[[Asked], None] = lambda asked: None
+        self, message: pb.CoverageRequest, on_query: Callable[[Query], None] = lambda query: None
     ) -> pb.CoverageResponse:
         """Answer Coverage; as `locate`."""
         require_understood(message, without="stream")
         stream, expected = _stream_of(message)
         _require_one_dataset(stream)
-        asked = self._asked(Request(stream, Position(0, 1), end_sample=0), expected)
-        on_asked(asked)
-        return coverage(asked.sources, message)
+        query = self._query(Request(stream, Position(0, 1), end_sample=0), expected)
+        on_query(query)
+        return coverage(query.sources, message)
 
-    def _marks(self, asked: Asked) -> Marks:
+    def _marks(self, query: Query) -> Marks:
         """Return what finds the redacted and the deleted tokens of rows.  Raises: StreamMismatch if
         a dataset lacks a list; LimitExceeded.
         """
-        found = self._redactor.wrap(asked.rows, asked.sources.datasets, asked.request.stream)
+        found = self._redactor.wrap(query.rows, query.sources.datasets, query.request.stream)
         return partial(_marked, found) if isinstance(found, RedactedRows) else unmarked
 
-    def _asked(self, request: Request, expected: Expected) -> Asked:
+    def _query(self, request: Request, expected: Expected) -> Query:
         datasets, rows, _ = self._check(request, expected)
         documents = [self._documents_of(dataset) for dataset in datasets]
-        return Asked(request, Sources(request.stream, datasets, documents), rows)
+        return Query(request, Sources(request.stream, datasets, documents), rows)
 
     def _documents_of(self, dataset: Dataset) -> DatasetDocuments:
         # Made once: it looks at the index of each file.
@@ -126,7 +120,7 @@ def _with_own_planes(message: feed_pb.GetBatchRequest) -> feed_pb.GetBatchReques
 
 def _stream_of(message: pb.FindRequest | pb.CoverageRequest) -> tuple[Stream, Expected]:
     """Return the stream of a request, and what is expected of it.  Raises: RequestError."""
-    stream, digests = parsed_stream(message.stream)
+    stream, digests = parse_stream(message.stream)
     return stream, Expected(message.expected_identity, digests)
 
 

@@ -27,7 +27,7 @@ from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from .sources import Sources
-from .spans import Near
+from .spans import Candidates
 
 Numbers = npt.NDArray[np.int64]
 
@@ -40,7 +40,7 @@ _SORTED_MAX = 1 << 20
 into samples."""
 
 
-def coverage(sources: Sources, asked: pb.CoverageRequest) -> pb.CoverageResponse:
+def coverage(sources: Sources, query: pb.CoverageRequest) -> pb.CoverageResponse:
     """Return what the next places hold.
 
     sources: of a stream over one dataset.
@@ -49,11 +49,11 @@ def coverage(sources: Sources, asked: pb.CoverageRequest) -> pb.CoverageResponse
     stream = sources.stream
     has_epochs = stream.source.order.HAS_EPOCHS
     count = place_count(stream, stream.source, sources.shapes[0])
-    samples = _samples(asked, count if has_epochs else None)
+    samples = _samples(query, count if has_epochs else None)
     walk = _Walk(sources, samples, count)
     answer = pb.CoverageResponse(places=walk.places)
-    if asked.first_place < walk.places:
-        page = walk.page(asked.first_place)
+    if query.first_place < walk.places:
+        page = walk.page(query.first_place)
         answer.row_count = page.rows
         if page.end < walk.places:
             answer.next_place = page.end
@@ -93,14 +93,14 @@ class _Samples(NamedTuple):
         return found
 
 
-def _samples(asked: pb.CoverageRequest, epoch_samples: int | None) -> _Samples:
+def _samples(query: pb.CoverageRequest, epoch_samples: int | None) -> _Samples:
     """Return the samples of a request.  epoch_samples: of an epoch; None without epochs.
 
     Raises: InvalidRequest.
     """
-    if not 1 <= len(asked.samples) <= SPANS_MAX:
-        raise InvalidRequest("samples", f"are {len(asked.samples)} spans, not 1 to {SPANS_MAX}")
-    bounds = [bound for one in asked.samples for bound in (one.first_sample, one.end_sample)]
+    if not 1 <= len(query.samples) <= SPANS_MAX:
+        raise InvalidRequest("samples", f"are {len(query.samples)} spans, not 1 to {SPANS_MAX}")
+    bounds = [bound for one in query.samples for bound in (one.first_sample, one.end_sample)]
     if bounds[-1] > SAMPLE_END or any(first >= end for first, end in pairwise(bounds)):
         problem = "have to ascend, with a sample in each, neither overlap nor touch, and end at"
         raise InvalidRequest("samples", f"{problem} 2^63 at most")
@@ -267,7 +267,7 @@ def _messages(sources: Sources, ranges: _Ranges) -> Iterator[pb.CoveredRange]:
             own = np.flatnonzero(ranges.file == file)
             known = documents.of_file(file)
             bounds = ranges.first[own], ranges.end[own]
-            near = Near.of(known.first_tokens, known.end_tokens, *bounds)
+            near = Candidates.of(known.first_tokens, known.end_tokens, *bounds)
             firsts[own], counts[own] = known.first_number + near.first, near.counts
     columns = (*ranges, firsts, counts)
     for file, first, end, rows, document, count in zip(

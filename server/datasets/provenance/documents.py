@@ -31,7 +31,7 @@ from ..dataset import Dataset
 from .names import escaped, file_name
 
 Numbers = npt.NDArray[np.int64]
-Kept = TypeVar("Kept")
+Item = TypeVar("Item")
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -98,7 +98,7 @@ class DatasetDocuments:
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        """Read nothing yet."""
+        """Read nothing yet. What is read later is kept, up to a limit."""
         self._dataset = dataset
         self._shards = dataset.store.shards
         self._known = all_known(self._shards)
@@ -303,7 +303,7 @@ class DatasetDocuments:
         numbers: list[int] = ids.numbers_of(wanted).tolist()
         return numbers
 
-    def kept(self, key: Hashable, read: Callable[[], tuple[int, Kept]]) -> Kept:
+    def kept(self, key: Hashable, read: Callable[[], tuple[int, Item]]) -> Item:
         """Return what is kept under a key, or was read now: one at a time, which bounds the memory.
 
         read: also returns the size of what it read, in bytes.  Raises: what it raises; Unreadable
@@ -321,7 +321,7 @@ class DatasetDocuments:
                 self.kept_bytes -= self._kept.popitem(last=False)[1][0]
             return found
 
-    def _guarded(self, read: Callable[[], Kept]) -> Kept:
+    def _guarded(self, read: Callable[[], Item]) -> Item:
         """Return what was read.  Raises: Unreadable, without a path, if a file is damaged or gone;
         the log names it.
         """
@@ -355,11 +355,6 @@ class _Search:
     @property
     def count(self) -> int:
         return sum(len(numbers) for _, numbers in self.found)
-
-
-def documents_of(dataset: Dataset) -> DatasetDocuments:
-    """Return the documents of a dataset. Keep it: it remembers what it has read."""
-    return DatasetDocuments(dataset)
 
 
 def _read_index(documents: Documents, token_count: int) -> tuple[Numbers, Numbers]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, NotFound, listed, shortened
-from tokenfeed.sampling.inverse import FoundSamples, SampleRange
+from tokenfeed.sampling.inverse import SampleMatches, SampleRange
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, place_of, rows_at_once, rows_key, spans_at
 from tokenfeed.v1 import provenance_pb2 as pb
 
@@ -23,7 +23,7 @@ from ..redactions.ranges import TokenRanges
 from .documents import IDS_MAX, DatasetDocuments, Document
 from .marks import Marks, RowMarks, messages, unmarked
 from .sources import Sources, range_message
-from .spans import Near, Parts, overlaps
+from .spans import Candidates, Parts, overlaps
 
 Numbers = npt.NDArray[np.int64]
 
@@ -40,21 +40,21 @@ _PIECES_MAX = 1 << 20
 so that no call holds many."""
 
 
-def find(sources: Sources, asked: pb.FindRequest, marks: Marks = unmarked) -> pb.FindResponse:
+def find(sources: Sources, query: pb.FindRequest, marks: Marks = unmarked) -> pb.FindResponse:
     """Return some of the rows that hold what is asked for.
 
-    sources: of the stream that asked has.  asked: its stream and its samples are checked.
+    sources: of the stream of the query.  query: its stream and its samples are checked.
     Raises: InvalidRequest, NotFound, CorpusChanged, Unreadable.
     """
-    index = _source(sources, asked.source)
+    index = _source(sources, query.source)
     documents, shape = sources.documents[index], sources.shapes[index]
-    looked_for = _looked_for(documents, shape, asked)
+    looked_for = _looked_for(documents, shape, query)
     files = sorted({found[0] for found in looked_for})
     wanted = TokenRanges.of(found[:3] for found in looked_for if found[1] < found[2])
-    asked_samples = asked.first_sample, asked.end_sample
-    samples = SampleRange.of(sources.stream, index, shape, *asked_samples)
+    sample_bounds = query.first_sample, query.end_sample
+    samples = SampleRange.of(sources.stream, index, shape, *sample_bounds)
     search = _Search(sources, index, samples, wanted, marks)
-    answer = search.page(asked.first_candidate)
+    answer = search.page(query.first_candidate)
     answer.looked_for.extend(range_message(*found) for found in looked_for)
     answer.files.extend(sources.files((index, file) for file in files))
     return answer
@@ -72,38 +72,38 @@ def _source(sources: Sources, number: int) -> int:
     return sources.stream.numbers.index(number)
 
 
-def _looked_for(documents: DatasetDocuments, shape: Shape, asked: pb.FindRequest) -> list[Wanted]:
+def _looked_for(documents: DatasetDocuments, shape: Shape, query: pb.FindRequest) -> list[Wanted]:
     """Return what is asked for.  Raises: InvalidRequest, NotFound, Unreadable."""
-    what = asked.WhichOneof("what")
+    what = query.WhichOneof("what")
     if what == "range":
-        return [(*_range(documents, shape, asked.range), None)]
+        return [(*_range(documents, shape, query.range), None)]
     if what == "document":
-        found = [documents.by_number(asked.document)]
+        found = [documents.by_number(query.document)]
     elif what == "document_id":
-        found = documents.by_id(asked.document_id, IDS_MAX, _SEARCH_SECONDS)
+        found = documents.by_id(query.document_id, IDS_MAX, _SEARCH_SECONDS)
     else:
         raise InvalidRequest("what", "is missing: document, document_id or range")
     return [(one.file, one.first_token, one.end_token, one) for one in found]
 
 
-def _range(documents: DatasetDocuments, shape: Shape, asked: pb.FileRange) -> tuple[int, int, int]:
+def _range(documents: DatasetDocuments, shape: Shape, query: pb.FileRange) -> tuple[int, int, int]:
     """Return file, first token and end of a range.  Raises: InvalidRequest, NotFound."""
-    file = asked.file
-    if asked.file_name:
-        files = documents.files_named(asked.file_name)
+    file = query.file
+    if query.file_name:
+        files = documents.files_named(query.file_name)
         if len(files) > 1:
             numbers = listed([str(each) for each in files])
             raise InvalidRequest("file_name", f"has several files: {numbers}; name one by number")
         if not files:
-            raise NotFound("file_name", f"{shortened(asked.file_name)!r} is not in the dataset")
+            raise NotFound("file_name", f"{shortened(query.file_name)!r} is not in the dataset")
         (file,) = files
     elif file >= shape.token_counts.size:
         raise NotFound("file", f"{file} is not in [0, {shape.token_counts.size})")
     count = int(shape.token_counts[file])
-    if not asked.first_token < asked.end_token <= count:
-        problem = f"[{asked.first_token}, {asked.end_token}) has no token, or ends beyond"
+    if not query.first_token < query.end_token <= count:
+        problem = f"[{query.first_token}, {query.end_token}) has no token, or ends beyond"
         raise InvalidRequest("range", f"{problem} the file, which has {count}")
-    return file, asked.first_token, asked.end_token
+    return file, query.first_token, query.end_token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,7 +152,7 @@ class _Page(NamedTuple):
     """
 
     end: int
-    found: FoundSamples
+    found: SampleMatches
     candidates: list[int]
     places: Numbers
 
@@ -248,7 +248,7 @@ class _Search:
         spans = replace(spans, source=np.full_like(spans.shard, self._index))
         firsts = self._bases[spans.shard] + spans.token_offset
         ends = firsts + spans.token_count
-        near = Near.of(self._firsts, self._ends, firsts, ends)
+        near = Candidates.of(self._firsts, self._ends, firsts, ends)
         row_of = spans.row_of_span
         marked = self._marks(spans)
         counts = np.bincount(row_of, near.counts, len(spans)).astype(np.int64) + marked.counts()
@@ -256,13 +256,13 @@ class _Search:
         row_count = max(1, int(np.searchsorted(sums, SPANS_MAX, side="right")))
         end = page.candidates[row_count] if row_count < len(spans) else page.end
         own = slice(0, int(spans.first_span[min(row_count, len(spans))]))
-        near = Near(near.first[own], near.counts[own])
+        near = Candidates(near.first[own], near.counts[own])
         parts = overlaps(self._firsts, self._ends, firsts[own], ends[own], near)
         within = parts.first_token - firsts[parts.span] + spans.places_in_row[parts.span]
         return end, list(self._messages(page.found, marked, row_of[parts.span], within, parts))
 
     def _messages(
-        self, found: FoundSamples, marked: RowMarks, rows: Numbers, within: Numbers, parts: Parts
+        self, found: SampleMatches, marked: RowMarks, rows: Numbers, within: Numbers, parts: Parts
     ) -> Iterator[pb.FoundRow]:
         """Yield rows that have some tokens.  rows, within: int64[parts], ascending by row."""
         samples, own_samples = found.samples.tolist(), found.own_samples.tolist()

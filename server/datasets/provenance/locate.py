@@ -19,7 +19,7 @@ from tokenfeed.wire.request import Request
 from .documents import Document, FileDocuments
 from .marks import SPAN_BYTES, Marks, messages, unmarked
 from .sources import Sources, range_message
-from .spans import Near, Parts, cut
+from .spans import Candidates, Parts, cut
 
 Numbers = npt.NDArray[np.int64]
 
@@ -121,12 +121,12 @@ def _groups(spans: Spans) -> Iterator[tuple[int, int, Numbers]]:
             yield int(spans.source[group[0]]), int(spans.shard[group[0]]), group
 
 
-class _NearDocuments(NamedTuple):
+class _DocumentCandidates(NamedTuple):
     """Spans of a file, and the documents that they may overlap.  spans: int64[n], ascending."""
 
     spans: Numbers
     documents: FileDocuments
-    near: Near
+    near: Candidates
 
     @property
     def ranges_max(self) -> Numbers:
@@ -137,7 +137,7 @@ class _NearDocuments(NamedTuple):
         return counts if self.documents.have_all_tokens else 2 * counts + 1
 
 
-def _near(sources: Sources, spans: Spans) -> list[_NearDocuments]:
+def _near(sources: Sources, spans: Spans) -> list[_DocumentCandidates]:
     """Return the documents that spans may overlap, of each file whose documents are known."""
     found = []
     for source, file, group in _groups(spans):
@@ -145,12 +145,12 @@ def _near(sources: Sources, spans: Spans) -> list[_NearDocuments]:
             documents = sources.documents[source].of_file(file)
             firsts = spans.token_offset[group]
             ends = firsts + spans.token_count[group]
-            near = Near.of(documents.first_tokens, documents.end_tokens, firsts, ends)
-            found.append(_NearDocuments(group, documents, near))
+            near = Candidates.of(documents.first_tokens, documents.end_tokens, firsts, ends)
+            found.append(_DocumentCandidates(group, documents, near))
     return found
 
 
-def _rows_within(spans: Spans, near: list[_NearDocuments], samples: Numbers) -> int:
+def _rows_within(spans: Spans, near: list[_DocumentCandidates], samples: Numbers) -> int:
     """Return how many rows have few enough ranges together, or one, found before any is made: a
     row of millions of tokens may have millions of documents.
 
@@ -166,7 +166,7 @@ def _rows_within(spans: Spans, near: list[_NearDocuments], samples: Numbers) -> 
     return max(int(np.searchsorted(row_ends, PAGE_RANGES, side="right")), min(1, len(spans)))
 
 
-def _parts(spans: Spans, near: list[_NearDocuments]) -> Parts:
+def _parts(spans: Spans, near: list[_DocumentCandidates]) -> Parts:
     """Return spans, cut at documents.  near: of these spans, and perhaps of others behind them."""
     ends = spans.token_offset + spans.token_count
     is_cut = np.zeros(spans.shard.size, dtype=np.bool_)
@@ -174,7 +174,7 @@ def _parts(spans: Spans, near: list[_NearDocuments]) -> Parts:
     for group, documents, of_group in near:
         own = group[: np.searchsorted(group, spans.shard.size)]
         is_cut[own] = True
-        within = Near(*(column[: own.size] for column in of_group))
+        within = Candidates(*(column[: own.size] for column in of_group))
         found = cut(documents, spans.token_offset[own], ends[own], within)
         parts.append(found._replace(span=own[found.span]))
     others = np.flatnonzero(~is_cut)

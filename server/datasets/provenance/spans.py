@@ -27,25 +27,31 @@ class Parts(NamedTuple):
     of: Numbers
 
 
-class Near(NamedTuple):
+class Candidates(NamedTuple):
     """Which ranges may overlap spans: int64[spans] both, the first one, and how many."""
 
     first: Numbers
     counts: Numbers
 
     @classmethod
-    def of(cls, firsts: Numbers, ends: Numbers, span_firsts: Numbers, span_ends: Numbers) -> Near:
+    def of(
+        cls, firsts: Numbers, ends: Numbers, span_firsts: Numbers, span_ends: Numbers
+    ) -> Candidates:
         """Compare ranges, which ascend and do not overlap, with spans."""
         first = np.searchsorted(ends, span_firsts, side="right")
         return cls(first, np.searchsorted(firsts, span_ends) - first)
 
 
 def overlaps(
-    firsts: Numbers, ends: Numbers, span_firsts: Numbers, span_ends: Numbers, near: Near
+    firsts: Numbers,
+    ends: Numbers,
+    span_firsts: Numbers,
+    span_ends: Numbers,
+    near: Candidates,
 ) -> Parts:
     """Return the parts of spans that are in ranges.
 
-    firsts, ends, span_firsts, span_ends, near: as of `Near.of`.
+    firsts, ends, span_firsts, span_ends, near: as of `Candidates.of`.
     """
     which, span = ranges(near.first, near.counts)
     first = np.maximum(firsts[which], span_firsts[span])
@@ -54,7 +60,9 @@ def overlaps(
     return Parts(span[has_some], first[has_some], end[has_some], which[has_some])
 
 
-def cut(documents: FileDocuments, span_firsts: Numbers, span_ends: Numbers, near: Near) -> Parts:
+def cut(
+    documents: FileDocuments, span_firsts: Numbers, span_ends: Numbers, near: Candidates
+) -> Parts:
     """Return spans of a file, cut where a document begins or ends: all of their tokens."""
     of_documents = overlaps(
         documents.first_tokens, documents.end_tokens, span_firsts, span_ends, near

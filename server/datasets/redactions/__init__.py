@@ -10,6 +10,6 @@ redacted_rows.py    rows in which they are replaced
 overlay.py          tokens as they are once some are erased
 erased_files.py     what is recorded beside the files of which tokens were erased
 erasing.py          replaces files by new ones without these tokens
-replacements.py     finds such files in the place of those that are served
+replaced_shards.py  takes up such files in the place of those that are served
 describing.py       what an operator is told of them
 """

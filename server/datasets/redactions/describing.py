@@ -9,7 +9,7 @@ from .list_file import RedactionLists
 from .overlay import files_left
 
 
-def described_lists(lists: RedactionLists | None, store: TokenStore) -> list[str]:
+def describe_lists(lists: RedactionLists | None, store: TokenStore) -> list[str]:
     """Return lines about the latest list and about what was erased; none if there is no list.
 
     store: of the files, of which the erased ranges are read.  Raises: InvalidCorpus.

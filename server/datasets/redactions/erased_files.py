@@ -22,7 +22,7 @@ from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...runtime.small_files import replace_file
 from ...storage.door import door_of
-from ...storage.options import REDACTIONS
+from ...storage.option_names import REDACTIONS
 from ...storage.store import TokenStore
 from .list_content import BYTES_MAX, Erasure, ListContent
 from .list_writing import locked

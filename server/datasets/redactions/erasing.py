@@ -5,9 +5,9 @@ new one. It can be interrupted at any moment, and the same command goes on.
     replace   for each file: a copy beside it, overwritten, synced, checked, renamed
 
 From the moment at which the list says it, servers refuse rows that need these tokens. They serve
-the files that they opened until they find the new ones (replacements.py). A dataset is opened
+the files that they opened until they find the new ones (replaced_shards.py). A dataset is opened
 whichever of its files are replaced (overlay.py). A delimiter of documents is not overwritten, or
-documents would begin elsewhere.
+documents would begin elsewhere. What streams are promised meanwhile: storage/exchanges.py.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ...runtime.exceptions import log_safe_name
 from ...storage.door import door_of
-from ...storage.formats import GIVEN, Layout, recognized
+from ...storage.formats import GIVEN, Layout, recognize
 from ...storage.local.choice import mount_points
-from ...storage.local.files import LocalFile, open_file
+from ...storage.local.files import LocalFile, open_local_file
 from ...storage.local.replacing import (
     CURE,
-    copied,
+    copy_beside,
     remove_unused_copy,
     require_one_name,
     require_replaceable,
@@ -169,7 +169,7 @@ def _require_replaceable(store: TokenStore, files: Sequence[int], over: Overlay)
         if counts[path := paths[file]] > 1:
             problem = "is several files of this dataset, by links, of which each would change"
             raise InvalidCorpus(store.shards[file].path, f"{problem}; make copies, {CURE}")
-        with open_file(path) as original:
+        with open_local_file(path) as original:
             require_one_name(original)
             _require_same_format(original, store.shards[file].layout, file, over)
             require_replaceable(original, mounted)
@@ -181,7 +181,7 @@ def _require_same_format(file: LocalFile, layout: Layout, number: int, over: Ove
         return
     first_byte = min(layout.first_byte, len(file.head))
     after = over.read(number, 0, min(layout.content_bytes, len(file.head) - first_byte))
-    if recognized(replace(file, head=file.head[:first_byte] + after)) is not recognized(file):
+    if recognize(replace(file, head=file.head[:first_byte] + after)) is not recognize(file):
         problem = f"{file.path} would look like another format with this token at its beginning"
         raise InvalidRequest("--fill", f"{problem}; pass another token, and --list FILE")
 
@@ -196,7 +196,7 @@ def _replace(store: TokenStore, erased: ErasedFile, over: Overlay, ranges: Token
     """Replace a file by one without its erased tokens.  Raises: InvalidCorpus, WriteFailed."""
     path = _path_of(store, erased.file)
     layout, facts = store.shards[erased.file].layout, store.files.facts[erased.file]
-    with open_file(path) as original, copied(original) as copy:
+    with open_local_file(path) as original, copy_beside(original) as copy:
         require_one_name(original)
         copy.fill()
         for file, first, end in ranges.blocks(layout.dtype.itemsize):

@@ -33,7 +33,7 @@ BYTES_MAX = 1 << 27
 REASON_CHARACTERS_MAX = 1000
 
 
-class Damaged(ValueError):
+class DamagedList(ValueError):
     """Content that is no list. Its text follows "it"."""
 
 
@@ -110,11 +110,11 @@ class ListContent:
         return tuple(addition.list_hash for addition in self.additions)
 
     def list_of(self, count: int) -> RedactionList:
-        """Return the list after its first additions.  Raises: Damaged if it has another hash."""
+        """Return the list after its first additions.  Raises: DamagedList for another hash."""
         first, *others = (addition.ranges for addition in self.additions[:count])
         found = RedactionList.of(self.fill, first.union(*others))
         if found.hash != self.additions[count - 1].list_hash:
-            raise Damaged(f"has a wrong hash for the list of addition {count}")
+            raise DamagedList(f"has a wrong hash for the list of addition {count}")
         return found
 
     @property
@@ -163,28 +163,28 @@ class ListContent:
 
     @classmethod
     def parse(cls, content: bytes) -> ListContent:
-        """Read a file.  Raises: Damaged."""
+        """Read a file.  Raises: DamagedList."""
         body_end = content.rfind(b"\n", 0, len(content) - 1) + 1
         if not body_end or content[body_end:] != _seal(content[:body_end]):
-            raise Damaged("is damaged")
+            raise DamagedList("is damaged")
         try:
             first, *lines = map(json.loads, content[:body_end].splitlines())
             if first["tokenfeed_redactions"] != VERSION:
-                raise Damaged(f"is of another version than {VERSION}")
+                raise DamagedList(f"is of another version than {VERSION}")
             erasures = [_erasure_of(line) for line in lines if "erasure" in line]
             additions = [_addition_of(line) for line in lines if "erasure" not in line]
             fingerprint, fill = _hash(first["fingerprint"]), _number(first["fill"])
-        except Damaged:
+        except DamagedList:
             raise
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise Damaged("is damaged") from error
+            raise DamagedList("is damaged") from error
         hashes = [addition.list_hash for addition in additions]
         if not hashes or len(set(hashes)) < len(hashes) or len(erasures) > 1:
-            raise Damaged("is damaged")
+            raise DamagedList("is damaged")
         if len(hashes) > ADDITIONS_MAX or sum(len(one.ranges) for one in additions) > RANGES_MAX:
-            raise Damaged(f"has more than {RANGES_MAX} ranges or {ADDITIONS_MAX} additions")
+            raise DamagedList(f"has more than {RANGES_MAX} ranges or {ADDITIONS_MAX} additions")
         if any(one.list_hash not in hashes for one in erasures):
-            raise Damaged("has an erasure of an unknown list")
+            raise DamagedList("has an erasure of an unknown list")
         return cls(fingerprint, fill, tuple(additions), next(iter(erasures), None))
 
 
@@ -204,7 +204,7 @@ def _addition_line(addition: Addition) -> dict[str, Any]:
 
 def _addition_of(line: dict[str, Any]) -> Addition:
     if not (ranges := TokenRanges.of(line["ranges"])):
-        raise Damaged("has an addition without a range")
+        raise DamagedList("has an addition without a range")
     return Addition(
         ranges,
         str(line["when"]),
@@ -234,7 +234,7 @@ def _erasure_of(line: dict[str, Any]) -> Erasure:
         ErasedFile(_number(file), _hash(fingerprint)) for file, fingerprint in line["files"]
     )
     if [one.file for one in files] != np.unique(ranges.files).tolist():
-        raise Damaged("has an erasure in files that it does not name")
+        raise DamagedList("has an erasure in files that it does not name")
     return Erasure(
         _hash(line["erasure"]),
         ranges,
@@ -251,11 +251,11 @@ def _erasure_of(line: dict[str, Any]) -> Erasure:
 def _hash(digits: str, *, may_lack: bool = False) -> bytes:
     content = bytes.fromhex(digits)
     if len(content) != 32 and not (may_lack and not content):
-        raise Damaged("has a hash that is not 32 bytes")
+        raise DamagedList("has a hash that is not 32 bytes")
     return content
 
 
 def _number(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise Damaged("has a number that is none")
+        raise DamagedList("has a number that is none")
     return value

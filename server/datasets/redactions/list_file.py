@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
-from ...runtime.kept import Kept
-from .list_content import BYTES_MAX, Damaged, Erasure, ListContent
+from ...runtime.memo import Memo
+from .list_content import BYTES_MAX, DamagedList, Erasure, ListContent
 from .ranges import Numbers, RedactionList
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -47,19 +47,19 @@ def read_list(path: str) -> ListContent | None:
         if error.errno in _ABSENT:
             return None
         raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
-    except Damaged as problem:
+    except DamagedList as problem:
         raise InvalidCorpus(path, f"{problem}; restore it from a replica or a backup") from problem
 
 
 def _read(path: str) -> tuple[ListContent, _FileState]:
-    """Return a file's content, and its state before it was read.  Raises: OSError, Damaged."""
+    """Return a file's content, and its state before it was read.  Raises: OSError, DamagedList."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise Damaged("is not a regular file")
+            raise DamagedList("is not a regular file")
         if status.st_size > BYTES_MAX:
-            raise Damaged(f"has {status.st_size} bytes; the limit is {BYTES_MAX}")
+            raise DamagedList(f"has {status.st_size} bytes; the limit is {BYTES_MAX}")
         return ListContent.parse(file.read(BYTES_MAX + 1)), _state_of(status)
 
 
@@ -80,27 +80,27 @@ class ListedDataset:
     fill_max: int
 
     def check(self, content: ListContent) -> RedactionList:
-        """Return the latest list of a file.  Raises: Damaged if the file does not fit."""
+        """Return the latest list of a file.  Raises: DamagedList if the file does not fit."""
         if content.fingerprint != self.fingerprint:
-            raise Damaged(
+            raise DamagedList(
                 f"is of another dataset: its fingerprint is {content.fingerprint.hex()}, but this "
                 f"one's is {self.fingerprint.hex()}"
             )
         if content.fill > self.fill_max:
             problem = f"replaces tokens by {content.fill}, but the greatest one here is"
-            raise Damaged(f"{problem} {self.fill_max}")
+            raise DamagedList(f"{problem} {self.fill_max}")
         latest, erasure = content.list_of(len(content.additions)), content.erasure
         try:
             latest.ranges.require_within(self.token_counts)
             if erasure is not None:
                 erasure.ranges.require_within(self.token_counts)
         except ValueError as problem:
-            raise Damaged(f"has ranges that {problem}") from None
+            raise DamagedList(f"has ranges that {problem}") from None
         return latest
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Lists:
     """What was read.
 
     counts: of each list, by its hash, how many additions make it.  latest, erased: the lists that
@@ -126,8 +126,8 @@ class RedactionLists:
         """
         self.path = path
         self.dataset = dataset
-        self._known: _Known | None = None  # replaced as a whole
-        self._older = Kept[bytes, RedactionList](lambda one: len(one.ranges), _OLDER_RANGES_KEPT)
+        self._known: _Lists | None = None  # replaced as a whole
+        self._older = Memo[bytes, RedactionList](lambda one: len(one.ranges), _OLDER_RANGES_KEPT)
         self._lock = threading.Lock()  # guards the rest
         self._state: _FileState = ()
         self._looked_at = -_LOOK_SECONDS
@@ -135,7 +135,7 @@ class RedactionLists:
         if content is not None:
             try:
                 self._known = self._checked(content)
-            except Damaged as problem:
+            except DamagedList as problem:
                 cure = "move it away, or restore it from a replica or a backup"
                 raise InvalidCorpus(path, f"{problem}; {cure}") from problem
 
@@ -177,7 +177,7 @@ class RedactionLists:
             return self._older.get(
                 list_hash, lambda: known.content.list_of(known.counts[list_hash])
             )
-        except Damaged as problem:
+        except DamagedList as problem:
             _LOG.error("redactions ignored file=%s: it %s", log_safe_name(self.path), problem)
             return None
 
@@ -195,7 +195,7 @@ class RedactionLists:
             counts[each] = known.counts[each]
         return max(counts, key=counts.__getitem__)
 
-    def _known_with(self, list_hash: bytes) -> _Known | None:
+    def _known_with(self, list_hash: bytes) -> _Lists | None:
         """Return what is known, read again at once if a list is not; None if there is no such."""
         self._look()
         known = self._known
@@ -224,7 +224,7 @@ class RedactionLists:
             if self._known is not None and self._state:
                 _LOG.warning("redactions gone, still known file=%s", log_safe_name(self.path))
             self._state = ()
-        except Damaged as problem:
+        except DamagedList as problem:
             self._ignore(str(problem))
         finally:
             self._lock.release()
@@ -236,7 +236,7 @@ class RedactionLists:
             _LOG.error("redactions not read file=%s: it %s", log_safe_name(self.path), problem)
 
     def _read_again(self, *, opens: bool) -> None:
-        """Take the file if it has changed.  Raises: OSError; Damaged, once for each change."""
+        """Take the file if it has changed.  Raises: OSError; DamagedList, once for each change."""
         if opens:
             os.close(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         state = _state_of(os.stat(self.path))
@@ -244,24 +244,24 @@ class RedactionLists:
             return
         try:
             content, self._state = _read(self.path)
-        except Damaged:
+        except DamagedList:
             self._state = state
             raise
         known = self._known
         if known is not None:
             hashes, erasure = tuple(known.counts), known.content.erasure
             if content.hashes[: len(hashes)] != hashes or not _has_erased(content, erasure):
-                raise Damaged("lacks what it had; restart the server if that is right")
+                raise DamagedList("lacks what it had; restart the server if that is right")
         self._known = self._checked(content)
         self._problem = ""
 
-    def _checked(self, content: ListContent) -> _Known:
+    def _checked(self, content: ListContent) -> _Lists:
         latest = self.dataset.check(content)
         counts = {each: count for count, each in enumerate(content.hashes, 1)}
         erased = None
         if content.erasure is not None:
             erased = content.list_of(counts[content.erasure.list_hash])
-        return _Known(content, counts, latest, erased)
+        return _Lists(content, counts, latest, erased)
 
 
 def _has_erased(content: ListContent, erasure: Erasure | None) -> bool:

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...runtime.exceptions import log_safe_name
-from ...runtime.small_files import replace_file
+from ...runtime.small_files import has_name, replace_file
 from .list_content import ListContent
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -53,7 +53,7 @@ def _locked(path: str, lock_path: str) -> tuple[int, bool]:
         descriptor, is_new = _opened(lock_path)
         try:
             _lock(path, descriptor)
-            if _is_there(lock_path, descriptor):
+            if has_name(lock_path, descriptor):
                 return descriptor, is_new
         except BaseException:
             os.close(descriptor)
@@ -67,14 +67,6 @@ def _opened(lock_path: str) -> tuple[int, bool]:
         return os.open(lock_path, flags | os.O_EXCL, 0o666), True
     except FileExistsError:
         return os.open(lock_path, flags, 0o666), False
-
-
-def _is_there(lock_path: str, descriptor: int) -> bool:
-    """Return whether a file was not removed since it was opened."""
-    try:
-        return os.path.samestat(os.stat(lock_path, follow_symlinks=False), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _lock(path: str, descriptor: int) -> None:

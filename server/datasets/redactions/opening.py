@@ -37,7 +37,7 @@ def list_path(store: TokenStore) -> str:
     return index_paths(store.shards, store.stored, SUFFIX, None)[0]
 
 
-def opened_lists(
+def open_lists(
     path: str,
     content: ListContent | None,
     store: TokenStore,

@@ -23,7 +23,7 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.row_block import Plane
 
-from ...runtime.kept import Kept
+from ...runtime.memo import Memo
 from ...storage.store import RowStore, TokenStore
 from .covering import DELETED, Covering, Hits, SourceLists
 from .list_file import RedactionLists
@@ -43,7 +43,7 @@ class RedactedDataset(Protocol):
     redactions: RedactionLists | None
 
 
-class _InForce(NamedTuple):
+class _SourceKey(NamedTuple):
     """What decides the segments of a source.
 
     shape: of its dataset.  list_hash: of the list that has all that is redacted.  erased_hash: of
@@ -63,7 +63,7 @@ class Redactor:
 
     def __init__(self) -> None:
         """Prepare nothing yet."""
-        self._coverings = Kept[tuple[_InForce, ...], Covering](
+        self._coverings = Memo[tuple[_SourceKey, ...], Covering](
             lambda covering: covering.size, _SEGMENTS_KEPT
         )
 
@@ -85,7 +85,7 @@ class Redactor:
         for each in stream.redactions:
             hashes.setdefault(each.source, []).append(each.list_hash)
         sources = tuple(
-            _in_force(dataset, hashes.get(number, ()))
+            _key_of(dataset, hashes.get(number, ()))
             for number, dataset in zip(stream.numbers, datasets, strict=True)
         )
         if REDACTED not in planes and not any(
@@ -96,7 +96,7 @@ class Redactor:
         return RedactedRows(rows, covering, datasets)
 
 
-def _in_force(dataset: RedactedDataset, list_hashes: Sequence[bytes]) -> _InForce:
+def _key_of(dataset: RedactedDataset, list_hashes: Sequence[bytes]) -> _SourceKey:
     """list_hashes: of a source.  Raises: StreamMismatch if the dataset lacks one of them."""
     lists, last = dataset.redactions, None
     if list_hashes:
@@ -107,10 +107,10 @@ def _in_force(dataset: RedactedDataset, list_hashes: Sequence[bytes]) -> _InForc
         except KeyError as lacking:
             raise _lacking(dataset, lacking.args[0]) from None
     erased = lists.erased if lists is not None else None
-    return _InForce(dataset.store.shape, last, erased.hash if erased is not None else None)
+    return _SourceKey(dataset.store.shape, last, erased.hash if erased is not None else None)
 
 
-def _covering(sources: Sequence[_InForce], datasets: Sequence[RedactedDataset]) -> Covering:
+def _covering(sources: Sequence[_SourceKey], datasets: Sequence[RedactedDataset]) -> Covering:
     """Prepare segments.  Raises: StreamMismatch, LimitExceeded."""
     found = {
         one: SourceLists(
@@ -156,7 +156,7 @@ class RedactedRows:
         self._rows = rows
         self.covering = covering
         self._datasets = datasets
-        self._found: _Found | None = None
+        self._found: _RowHits | None = None
         """Of the rows that were planned last: all their frames need it, for planes and tokens."""
 
     @property
@@ -238,14 +238,14 @@ class RedactedRows:
             spans_of_row.append((begin, last))
         return rows
 
-    def _found_of(self, spans: Spans) -> _Found:
+    def _found_of(self, spans: Spans) -> _RowHits:
         """Return what is redacted of all the rows that spans are a part of."""
         whole, found = spans.whole.spans, self._found
         if found is None or found.spans is not whole:
             found = self._found = _found_in(whole, self.covering.hits(whole))
         return found
 
-    def _error_of(self, found: _Found, place: int) -> Deleted:
+    def _error_of(self, found: _RowHits, place: int) -> Deleted:
         """Return the error of a hit.  place: its index."""
         span, segment = int(found.hits.span[place]), int(found.hits.segment[place])
         source, shard = int(found.spans.source[span]), int(found.spans.shard[span])
@@ -258,7 +258,7 @@ class RedactedRows:
         )
 
 
-class _Found(NamedTuple):
+class _RowHits(NamedTuple):
     """What is redacted or deleted of rows, as lists: of a frame only a few entries are needed.
 
     plane: 53, of all rows.  bounds: row r has the hits [bounds[r], bounds[r + 1]).  firsts, ends:
@@ -275,9 +275,9 @@ class _Found(NamedTuple):
     deleted: list[int]
 
 
-def _found_in(spans: Spans, hits: Hits) -> _Found:
+def _found_in(spans: Spans, hits: Hits) -> _RowHits:
     begins = hits.row * spans.row_tokens
-    return _Found(
+    return _RowHits(
         spans,
         hits,
         _redacted(len(spans), hits),

@@ -16,7 +16,7 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ...runtime.exceptions import log_safe_name
 from ...storage.door import absolute, door_of, exists, is_folder
-from ...storage.options import DATA
+from ...storage.option_names import DATA
 from .manifest import NAME as MANIFEST
 from .manifest import ManifestSplit, read_manifest, read_splits
 from .paths import (
@@ -24,7 +24,7 @@ from .paths import (
     TEXT_SUFFIXES,
     expand,
     files_in,
-    named_left_out,
+    name_omissions,
     text_files,
     tokens_of,
     unserved,
@@ -124,7 +124,7 @@ def parse_data(words: Sequence[str], *, mixed_splits: bool = False) -> DatasetSo
     if not mixed_splits:
         require_one_split([word for word, _ in parts], paths, DATA.to)
     if left := unserved([word for word, _ in parts]):
-        _LOG.warning("not served: %s", log_safe_name(named_left_out(left)))
+        _LOG.warning("not served: %s", log_safe_name(name_omissions(left)))
     return DatasetSource(name or _own_name(first, paths[0]), tuple(paths), tensors.pop())
 
 

@@ -92,7 +92,7 @@ def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class Omission:
     """What a folder of text has that is not ingested.
 
     why: ends a sentence about it.  size_bytes: of a folder, that of all files in it; 0 of what is
@@ -106,7 +106,7 @@ class LeftOut:
 
 def text_files(
     words: Sequence[str], *, ignores_others: bool = False, made: str = ""
-) -> tuple[list[str], list[LeftOut]]:
+) -> tuple[list[str], list[Omission]]:
     """Return the text files of words, in order, and what their folders have besides. Files with a
     dot before their name do not count.
 
@@ -115,9 +115,9 @@ def text_files(
     Raises: InvalidCorpus.
     """
     paths: list[str] = []
-    others: list[LeftOut] = []
+    others: list[Omission] = []
     for word in words:
-        left = [one for one in _left_out(word) if not _is_same(one.path, made)]
+        left = [one for one in _omissions(word) if not _is_same(one.path, made)]
         paths_left = {one.path for one in left}
         # A folder of nothing else is an error below, which names what it has.
         in_folder = bool(left) and is_folder(word)
@@ -125,7 +125,7 @@ def text_files(
         found = sorted(set(every) - paths_left, key=os.fsencode) if left else every
         left_bytes, found_bytes = sum(one.size_bytes for one in left), sum(map(size_of, found))
         if left and (not found or (left_bytes > found_bytes and not ignores_others)):
-            problem = f"has {left_bytes:,} bytes that would not be ingested: {named_left_out(left)}"
+            problem = f"has {left_bytes:,} bytes that would not be ingested: {name_omissions(left)}"
             cure = "pass --ignore-others to tokenfeed ingest to go on without them"
             if not found:
                 cure = "no other file is text"
@@ -135,7 +135,7 @@ def text_files(
     return paths, others
 
 
-def unserved(words: Sequence[str]) -> list[LeftOut]:
+def unserved(words: Sequence[str]) -> list[Omission]:
     """Return what the folders among words have besides shards, and what may be meant: compressed
     files, and folders with shards in them.
     """
@@ -145,20 +145,20 @@ def unserved(words: Sequence[str]) -> list[LeftOut]:
             if each.name.startswith("."):
                 continue
             if each.name.endswith(_PACKED_SHARDS):
-                found.append(LeftOut(each.path, "compressed; unpack it", 0))
+                found.append(Omission(each.path, "compressed; unpack it", 0))
             elif each.is_folder and files_in(each.path, SHARD_SUFFIXES):
-                found.append(LeftOut(each.path, "a folder; name its files by a glob", 0))
+                found.append(Omission(each.path, "a folder; name its files by a glob", 0))
     return sorted(found, key=lambda one: os.fsencode(one.path))
 
 
-def named_left_out(left: Sequence[LeftOut]) -> str:
+def name_omissions(left: Sequence[Omission]) -> str:
     """Return the names and reasons in one line, of many only some."""
     named = [f"{os.path.basename(one.path)} ({one.why})" for one in left[:_NAMED_MAX]]
     more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
     return f"{len(left)} file(s) or folder(s): {', '.join(named)}{more}"
 
 
-def _left_out(word: str) -> Iterator[LeftOut]:
+def _omissions(word: str) -> Iterator[Omission]:
     """Yield what a folder, or a glob, has besides text."""
     door = door_of(word)
     if is_folder(word):
@@ -175,15 +175,15 @@ def _left_out(word: str) -> Iterator[LeftOut]:
         if name.startswith("."):
             continue
         if inside:
-            yield LeftOut(path, "a folder; name its files by a glob", _size_below(path))
+            yield Omission(path, "a folder; name its files by a glob", _size_below(path))
         elif not name.endswith(TEXT_SUFFIXES):
-            yield LeftOut(path, "another kind of file", size_of(path))
+            yield Omission(path, "another kind of file", size_of(path))
         elif has_more and _NOTICE.match(name):
-            yield LeftOut(path, "about the others; name it to take it", 0)
+            yield Omission(path, "about the others; name it to take it", 0)
         elif name in _DESCRIPTIONS:
-            yield LeftOut(path, "a description of a dataset", 0)
+            yield Omission(path, "a description of a dataset", 0)
         elif name.endswith(".json") and (why := _why_not_lines(path)):
-            yield LeftOut(path, why, size_of(path))
+            yield Omission(path, why, size_of(path))
 
 
 def _why_not_lines(path: str) -> str:
@@ -230,13 +230,6 @@ def mask_of(path: str) -> str:
         if word in path and of_tokens.search(name := os.path.basename(path)):
             return os.path.join(os.path.dirname(path), of_tokens.sub(of_mask, name))
     return ""
-
-
-def plane_path(path: str, kind: int) -> str:
-    """Return the path of the file of a plane beside a token file, which is named after the plane.
-    kind: of the plane.
-    """
-    return f"{path}.{KINDS[kind]}"
 
 
 def tokens_of(paths: Sequence[str]) -> list[str]:

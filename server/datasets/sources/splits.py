@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from tokenfeed.errors import InvalidCorpus, Option
 
 from ...storage.door import absolute, common_folder, door_of, exists, is_folder
-from ...storage.options import MIXED_SPLITS
+from ...storage.option_names import MIXED_SPLITS
 
 _SPLITS = dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")
 _SPLITS |= {"train": "", "test": "test"}

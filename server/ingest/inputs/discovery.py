@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tokenfeed.errors import InvalidSource
 
-from ...datasets.sources.paths import LeftOut, text_files
+from ...datasets.sources.paths import Omission, text_files
 from ...datasets.sources.splits import require_one_split
 from .. import inputs
 from ..units import TextSource
@@ -22,7 +22,7 @@ def find_sources(
     ignores_others: bool = False,
     mixed_splits: bool = False,
     made: str = "",
-) -> tuple[list[TextSource], list[LeftOut]]:
+) -> tuple[list[TextSource], list[Omission]]:
     """Return the files of words, and what their folders have besides: each word is a file, a glob,
     or a folder of text.
 

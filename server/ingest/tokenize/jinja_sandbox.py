@@ -62,7 +62,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 @dataclass(slots=True)
-class Noted:
+class RenderedText:
     """The text that was rendered so far, in pieces; and of {% generation %} blocks, which are
     targets: where each begins, in characters, and its text.
     """
@@ -84,13 +84,13 @@ class Targets(Extension):
     """The statement {% generation %} ... {% endgeneration %}: what the assistant wrote."""
 
     tags: ClassVar[set[str]] = {"generation"}  # type: ignore[misc]
-    _noted: ClassVar[Noted | None] = None
+    _noted: ClassVar[RenderedText | None] = None
 
     @classmethod
     @contextmanager
-    def noted(cls, pieces: list[str]) -> Iterator[Noted]:
+    def noted(cls, pieces: list[str]) -> Iterator[RenderedText]:
         """Note the blocks of one rendering.  pieces: its text, which the caller extends."""
-        cls._noted = noted = Noted(pieces)
+        cls._noted = noted = RenderedText(pieces)
         try:
             yield noted
         finally:

@@ -120,7 +120,7 @@ class StreamRates(NamedTuple):
     waits_for_client: float
 
 
-class StreamSeen(NamedTuple):
+class StreamSnapshot(NamedTuple):
     """A stream at one time; the fields are those of Stream."""
 
     key: StreamKey
@@ -137,10 +137,10 @@ class StreamSeen(NamedTuple):
     is_last: bool
 
 
-def seen_at(stream: Stream, now: float) -> StreamSeen:
+def snapshot(stream: Stream, now: float) -> StreamSnapshot:
     """Return what a stream is at a time, by time.monotonic."""
     stream.pass_time(now)
-    return StreamSeen(
+    return StreamSnapshot(
         stream.key,
         stream.datasets,
         stream.position.batch_size,

@@ -15,9 +15,9 @@ from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import MIXTURE
 from tokenfeed.wire.request import NO_HINTS, Hints, SampleList
 
-from ..frame_producer import FrameProducer, MadeFrame
+from ..frame_producer import EncodedFrame, FrameProducer
 from .counts import LINE_SECONDS, FrameCounts, Labels, RowCounts, Seconds, Totals
-from .streams import Caller, Stream, StreamKey, StreamSeen, log_ended, log_opened, seen_at
+from .streams import Caller, Stream, StreamKey, StreamSnapshot, log_ended, log_opened, snapshot
 
 STREAMS_KEPT = 4096
 """Beyond it, streams without a call are forgotten, those first whose last call is oldest."""
@@ -104,7 +104,7 @@ class Activity:
             }
             return Totals(rows, {labels: each.copy() for labels, each in self._frames.items()})
 
-    def streams(self, most: int) -> tuple[list[StreamSeen], int]:
+    def streams(self, most: int) -> tuple[list[StreamSnapshot], int]:
         """Return streams, and how many others there are.  most: to return. Those with a call come
         first, of these the one that moved longest ago; then the others, the latest first.
         """
@@ -114,7 +114,7 @@ class Activity:
                 self._streams.values(),
                 key=lambda one: (0, one.moved_at) if one.calls else (1, -one.moved_at),
             )
-            return [seen_at(stream, now) for stream in found[:most]], max(0, len(found) - most)
+            return [snapshot(stream, now) for stream in found[:most]], max(0, len(found) - most)
 
     def sent_of(self, dataset: str) -> tuple[int, int]:
         """Return the rows of a dataset that were sent, and the bytes of their tokens."""
@@ -249,7 +249,7 @@ class CallActivity:
                 counts.first_seconds.add(now - stream.began_at)
         self._is_sending, self._since = True, now
 
-    def sent(self, frame: MadeFrame, is_taken: bool) -> None:
+    def sent(self, frame: EncodedFrame, is_taken: bool) -> None:
         """The frame was sent; the next one is made.
 
         is_taken: False if the call ends, and its client may have the frame or not.

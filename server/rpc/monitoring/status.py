@@ -21,14 +21,9 @@ from tokenfeed.wire.request import require_understood
 from ...datasets.dataset import Dataset
 from ...runtime.process import memory_limit, use
 from ...storage.documents import what_of
-from ..activity import StreamSeen
-from ..admission import (
-    AdmissionControl,
-    StreamLimits,
-    abort_on_error,
-    add_service,
-    parse_message,
-)
+from ..activity import StreamSnapshot
+from ..admission import AdmissionControl, StreamLimits, add_service
+from ..refusals import abort_on_error
 from ..security import BearerTokens, has_token
 from .residency import Residency
 from .server_state import ServerState
@@ -69,7 +64,7 @@ class Status:
         """Answer GetStatus: return an encoded GetStatusResponse."""
         with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
             self._require_operator(context)
-            request = parse_message(pb.GetStatusRequest, self._calls.request(call, messages))
+            request = self._calls.request(call, messages, pb.GetStatusRequest)
             require_understood(request)
             most = request.streams_max or STREAMS_LISTED
             require_range("streams_max", most, 1, _STREAMS_LISTED_MAX + 1)
@@ -163,7 +158,7 @@ def _making(dataset: Dataset) -> list[pb.Progress]:
     return found
 
 
-def _stream(seen: StreamSeen) -> pb.StreamStatus:
+def _stream(seen: StreamSnapshot) -> pb.StreamStatus:
     key, rates = seen.key, seen.rates
     return pb.StreamStatus(
         client_name=key.client_name,

@@ -35,7 +35,7 @@ _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 _PR_SET_PDEATHSIG = 1
 
 
-class Sized(Protocol):
+class SizedUnit(Protocol):
     """A unit, which is sent to the process that works on it."""
 
     @property
@@ -43,7 +43,7 @@ class Sized(Protocol):
         """How much memory it takes, about."""
 
 
-Unit = TypeVar("Unit", bound=Sized)
+Unit = TypeVar("Unit", bound=SizedUnit)
 Recipe = TypeVar("Recipe")
 Result = TypeVar("Result")
 Handle = TypeVar("Handle")

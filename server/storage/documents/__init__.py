@@ -1,19 +1,19 @@
 """The documents of a dataset: where they begin, and the rows that packed-1 and padded-1 fill with
 their parts. Both are an index: found beside the tokens and checked, else made in the background.
 
-    index.py              IndexBuilder: finds an index or makes it, once a machine; the file's form
-    build.py              Build: the making in a thread, with progress, failure, stop and close
-    index_file.py         the file: where it may be, opened, and written where there is room
-    numbers.py            its numbers, read by ranges
-
     document_starts.py    DocumentStarts: the starts of documents, as a plane
     starts_builder.py     finds them in the indices of the format, or by delimiters
     known_documents.py    documents that the format knows
     delimiters.py         tokens that separate documents
 
+    row_indices.py        RowIndices: those of a dataset, opened or made when they are asked for
     row_index.py          RowIndex: row -> parts of documents, and tokens -> rows
     rows_builder.py       makes the rows of a context length
-    row_indices.py        RowIndices: those of a dataset, opened or made when they are asked for
+
+    index.py              IndexBuilder: finds one of both, or makes it once a machine; its file
+    build.py              Build: the making in a thread, with progress, failure, stop and close
+    index_file.py         the file: where it may be, opened, and written where there is room
+    numbers.py            its numbers, read by ranges
 
 A start is the first token of a document that has tokens, counted within its file. Which rows there
 are: sampling/document_rows.py.

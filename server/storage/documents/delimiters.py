@@ -20,7 +20,7 @@ from ..bytes import PIECE_BYTES, StoredShard
 from ..door import door_of
 from ..formats import Stored
 from ..narrowing import UINT32
-from ..options import END_TOKEN, START_TOKEN, VOCAB_SIZE
+from ..option_names import END_TOKEN, START_TOKEN, VOCAB_SIZE
 from ..store import TokenStore
 from .known_documents import Part
 

@@ -34,12 +34,12 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream.identity import content_blocks
 
 from ...runtime.exceptions import log_safe_name
-from ...runtime.shared_lock import INDEX_SUFFIX, LOCK_SUFFIX, locked, remove_unused
+from ...runtime.once_a_machine import INDEX_SUFFIX, LOCK_SUFFIX, locked, remove_unused
 from ..door import absolute
 from ..store import TokenStore
 from . import index_file
 from .build import Closeable, OnProgress, Stopped, never
-from .index_file import Damaged, IndexFile, IndexWriter, index_paths, opened
+from .index_file import DamagedIndex, IndexFile, IndexWriter, index_paths, open_index
 from .numbers import FOOTER, NUMBER, HeldNumbers, IndexNumbers, MappedNumbers, Numbers
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -112,8 +112,8 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
     def _facts_of(self, description: Description, number_count: int) -> Facts:
         """Return the facts of a description.
 
-        Raises: Damaged if this number of numbers cannot have them; ValueError and others if it is
-        not of its form.
+        Raises: DamagedIndex if this number of numbers cannot have them; ValueError and others if it
+        is not of its form.
         """
 
     @abstractmethod
@@ -128,7 +128,7 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
         """Return whether its file gets a name, once all is written."""
         return True
 
-    def found(self) -> Index | None:
+    def find(self) -> Index | None:
         """Return the index of the first of its files that was made from the same; None if there is
         none. One that exists and cannot be used is logged.
         """
@@ -138,7 +138,7 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
                 return index
         return None
 
-    def made(self, stopped: Stopped = never, on_progress: OnProgress = lambda share: None) -> Index:
+    def make(self, stopped: Stopped = never, on_progress: OnProgress = lambda share: None) -> Index:
         """Make it, and keep its file.
 
         stopped: whether to stop, which raises InvalidCorpus.
@@ -157,29 +157,29 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
         self._log("made", index, path, progress.seconds)
         return index
 
-    def made_once(
+    def make_once(
         self, stopped: Stopped = never, on_progress: OnProgress = lambda share: None
     ) -> Index:
         """Make it once for all processes of this machine that open the same files: the first one
-        does, and the others wait for it, and find its file. The arguments are those of `made`.
+        does, and the others wait for it, and find its file. The arguments are those of `make`.
 
         Eight ranks of a node would each read the same corpus. A file that no folder of the dataset
         takes lies beside the lock. If that folder takes none either, or the first process does not
         get on, each makes its own.
         """
         if not (self.paths and self.takes_long):
-            return self.made(stopped, on_progress)
+            return self.make(stopped, on_progress)
         # The folder may be that of all machines of a cluster.
         parts = (os.uname().nodename, *map(absolute, self.paths), repr(self.made_from))
         name = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
         with locked(self.what, name + LOCK_SUFFIX, stopped) as lock:
             if lock is not None:
                 self.paths += (lock.path.removesuffix(LOCK_SUFFIX) + INDEX_SUFFIX,)
-            index = self.found()
+            index = self.find()
             if index is None and lock is not None and not lock.was_waited_for:
-                index = self.made(lock.touching(stopped), on_progress)
+                index = self.make(lock.touching(stopped), on_progress)
                 remove_unused()
-        return index or self.made(stopped, on_progress)
+        return index or self.make(stopped, on_progress)
 
     def _closing(
         self, facts: Description, hashes: Sequence[bytes], number_count: int, table: Numbers
@@ -191,11 +191,11 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
 
     def _found_in(self, path: str) -> Index | None:
         try:
-            with closing(opened(path)) as file:
+            with closing(open_index(path)) as file:
                 return self._checked(file)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except Damaged as error:
+        except DamagedIndex as error:
             problem = str(error)
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
@@ -207,28 +207,28 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
     def _checked(self, file: IndexFile) -> Index:
         """Return the index of a file whose content is right.
 
-        Raises: Damaged, OSError, InvalidCorpus; ValueError and others for a wrong description.
+        Raises: DamagedIndex, OSError, InvalidCorpus; ValueError and others for a wrong description.
         """
         end_byte = file.facts.size_bytes - _END.size
         size_bytes, seal, footer = _END.unpack(file.read(end_byte, file.facts.size_bytes))
         if footer != FOOTER:
-            raise Damaged("is truncated")
+            raise DamagedIndex("is truncated")
         most = _DESCRIPTION_BYTES_MAX + _SHARD_BYTES_MAX * len(self.store.shards)
         if size_bytes > min(end_byte, most):
-            raise Damaged("is damaged")
+            raise DamagedIndex("is damaged")
         text = file.read(end_byte - size_bytes, end_byte)
         description = json.loads(text)
         description_facts = description.pop("facts")
         number_count, table_count = description.pop("counts")
         if description != self.made_from:
-            raise Damaged(f"was made {self.others}")
+            raise DamagedIndex(f"was made {self.others}")
         numbers_bytes = NUMBER.itemsize * number_count
         if numbers_bytes + NUMBER.itemsize * table_count + size_bytes != end_byte:
-            raise Damaged("is truncated")
+            raise DamagedIndex("is truncated")
         table = file.read(numbers_bytes, end_byte - size_bytes)
         hashes = _hashes(file.read, numbers_bytes)
         if seal != _seal(hashes, table, text):
-            raise Damaged("is damaged")
+            raise DamagedIndex("is damaged")
         facts = self._facts_of(description_facts, number_count)
         numbers = self._numbers(file.read, numbers_bytes, lambda: file)
         content = Content(numbers, np.frombuffer(table, NUMBER), hashes, file.path)
@@ -261,7 +261,7 @@ class Progress:
     def __init__(
         self, builder: IndexBuilder[Any, Any], stopped: Stopped, on_progress: OnProgress
     ) -> None:
-        """Begin; the arguments are those of `IndexBuilder.made`."""
+        """Begin; the arguments are those of `IndexBuilder.make`."""
         self.stopped = stopped
         self._builder = builder
         self._on_progress = on_progress

@@ -20,12 +20,12 @@ from contextlib import suppress
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
+from ..beside import path_beside
 from ..bytes import StoredShard
-from ..digest_file import path_beside
 from ..door import absolute
 from ..formats import Stored
 from ..local.shard import FileStat
-from ..options import CACHE_DIR
+from ..option_names import CACHE_DIR
 from ..store import TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -35,7 +35,7 @@ MEMORY_BYTES_MAX = 1 << 20
 _COPY_BYTES = 1 << 20
 
 
-class Damaged(Exception):
+class DamagedIndex(Exception):
     """An index file that cannot be used. Its text follows "it"."""
 
 
@@ -65,14 +65,14 @@ class IndexFile:
         self.facts = FileStat.of(os.fstat(descriptor))
 
     def read(self, first_byte: int, end_byte: int) -> bytes:
-        """Return bytes of it.  Raises: Damaged if it has fewer; OSError."""
+        """Return bytes of it.  Raises: DamagedIndex if it has fewer; OSError."""
         if first_byte < 0:
-            raise Damaged("is truncated")
+            raise DamagedIndex("is truncated")
         parts = []
         while first_byte < end_byte:
             part = os.pread(self.descriptor, end_byte - first_byte, first_byte)
             if not part:
-                raise Damaged("is truncated")
+                raise DamagedIndex("is truncated")
             first_byte += len(part)
             parts.append(part)
         return b"".join(parts)
@@ -96,12 +96,12 @@ class IndexFile:
         os.close(self.descriptor)
 
 
-def opened(path: str) -> IndexFile:
-    """Open a file to read it.  Raises: OSError; Damaged for what is no regular file."""
+def open_index(path: str) -> IndexFile:
+    """Open a file to read it.  Raises: OSError; DamagedIndex for what is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Damaged("is not a regular file")
+        raise DamagedIndex("is not a regular file")
     return IndexFile(descriptor, path)
 
 

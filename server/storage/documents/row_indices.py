@@ -205,13 +205,13 @@ class RowIndices:
     ) -> RowIndex:
         """Find or make an index.  Raises: TokenfeedError."""
         builder = self.builder(key)
-        index = builder.found()
+        index = builder.find()
         if index is None:
             if is_background and builder.starts.count >= DOCUMENTS_MAX:
                 name, count = self._store.name, builder.starts.count
                 problem = f"{name!r} has {count} documents, and no {builder.what} yet"
                 raise InvalidRequest("order", f"{problem}; run: {self._command(key)}")
-            make = builder.made_once if share else builder.made
+            make = builder.make_once if share else builder.make
             index = make(stopped, on_progress)
         with self._lock:
             # None is idle if one was read meanwhile: then there is one more for a while.

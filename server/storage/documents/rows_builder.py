@@ -15,12 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
-from tokenfeed.sampling.document_rows import (
-    DocumentStats,
-    FilePieces,
-    RowsKey,
-    document_lengths,
-)
+from tokenfeed.sampling.document_rows import DocumentStats, FilePieces, RowsKey, document_lengths
 from tokenfeed.sampling.orders import packed_v1, padded_v1
 from tokenfeed.stream import identity
 
@@ -30,7 +25,7 @@ from ...runtime.threads.executors import Executor
 from ..store import TokenStore
 from .document_starts import DocumentStarts
 from .index import Content, Description, IndexBuilder, Progress
-from .index_file import Damaged
+from .index_file import DamagedIndex
 from .numbers import NUMBER, Numbers
 from .row_index import FILE_TOKENS_MAX, IndexFacts, RowIndex, packed_numbers
 
@@ -232,7 +227,7 @@ class RowsBuilder(IndexBuilder[IndexFacts, RowIndex]):
             and len(facts.pieces_hash) == 32
             and int(facts.first_numbers[-1]) == number_count
         ):
-            raise Damaged("is damaged")
+            raise DamagedIndex("is damaged")
         return facts
 
     def _index_of(self, facts: IndexFacts, content: Content) -> RowIndex:

@@ -5,7 +5,6 @@ the tokens that separate them.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from tokenfeed.stream import identity
 from tokenfeed.stream.planes import DOCUMENT_STARTS
 
 from ...runtime.exceptions import log_safe_name
+from ..beside import file_facts
 from ..formats import Documents
 from ..store import TokenStore
 from . import index_file
@@ -25,7 +25,7 @@ from .build import Build, Stopped, never
 from .delimiters import Delimiters, delimited_parts, require_occurring
 from .document_starts import SPARSE, DocumentStarts, Places, StartIndex
 from .index import Content, Description, IndexBuilder, Progress
-from .index_file import Damaged
+from .index_file import DamagedIndex
 from .known_documents import Part, all_known, count_max, index_facts, known_parts
 from .numbers import NUMBER, Numbers
 
@@ -72,9 +72,9 @@ def document_starts_of(
         _log_unknown(store)
         return None
     builder = StartsBuilder(store, delimiters, known, cache_dir, fingerprint)
-    make = builder.made_once if share else builder.made
+    make = builder.make_once if share else builder.make
     build = Build("document search failed", store.name, make)
-    if (found := builder.found()) is not None:
+    if (found := builder.find()) is not None:
         build.take(found)
     else:
         require_occurring(store, delimiters)
@@ -200,7 +200,7 @@ class StartsBuilder(IndexBuilder[Places, StartIndex]):
             and (counts <= token_counts).all()
             and counts.sum() == number_count
         ):
-            raise Damaged("is damaged")
+            raise DamagedIndex("is damaged")
         return Places.of(token_counts, counts)
 
     def _index_of(self, facts: Places, content: Content) -> StartIndex:
@@ -228,15 +228,10 @@ def _facts(
     fingerprint: bytes,
 ) -> Description:
     """Return what starts depend on.  Raises: InvalidCorpus if an index is gone."""
-    shards = [
-        (os.path.basename(shard.path), shard.layout.first_byte, shard.layout.token_count)
-        for shard in store.shards
-    ]
     return {
         "dtype": store.stored.name,
         "tokens": fingerprint.hex(),
-        "files": list(map(list, shards)),
-        "files_changed": [[one.size_bytes, one.mtime_ns] for one in store.files.facts],
+        "files": file_facts(store.files),
         "indices": None if known is None else [index_facts(one.path) for one in known],
         "document_end_token": delimiters.end,
         "document_start_token": delimiters.start,

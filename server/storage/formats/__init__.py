@@ -11,8 +11,8 @@ from typing import Protocol
 from tokenfeed.errors import InvalidCorpus
 
 from ..layout import STORED, Documents, Layout, Stored
-from ..opened_file import OpenFile
-from ..options import DTYPE, FORMAT, ROW_TOKENS
+from ..open_file import OpenFile
+from ..option_names import DTYPE, FORMAT, ROW_TOKENS
 from . import datatrove, litdata, litgpt, llmc, megatron, npy, olmo, raw, safetensors, unsupported
 from .layout import ROW_TOKENS_MAX, ROW_TOKENS_MIN, FormatOptions, NoTokens
 
@@ -28,7 +28,7 @@ __all__ = [
     "Layout",
     "Stored",
     "read_layout",
-    "recognized",
+    "recognize",
 ]
 
 
@@ -61,7 +61,7 @@ _CERTAIN = (raw, npy, litgpt, litdata)
 """These formats cannot match by accident, so their errors do not suggest --format raw."""
 
 
-def recognized(file: OpenFile) -> Format:
+def recognize(file: OpenFile) -> Format:
     """Return the format of a file, by its first bytes, its name and what is beside it."""
     return next(form for form in FORMATS if form.matches(file))
 
@@ -74,7 +74,7 @@ def read_layout(file: OpenFile, options: FormatOptions) -> Layout:
     if options.format:
         found = next(form for form in FORMATS if form.NAME == options.format)
     else:
-        found = recognized(file)
+        found = recognize(file)
     try:
         layout = found.layout(file, options)
         if options.format:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tokenfeed.errors import InvalidCorpus
 
 from ..layout import STORED, Layout, Stored
-from ..opened_file import OpenFile
-from ..options import DTYPE, FORMAT, ROW_TOKENS
+from ..open_file import OpenFile
+from ..option_names import DTYPE, FORMAT, ROW_TOKENS
 
 ROW_TOKENS_MIN, ROW_TOKENS_MAX = 2, (1 << 31) - 1
 

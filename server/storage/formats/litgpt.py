@@ -11,7 +11,7 @@ import struct
 from tokenfeed.errors import InvalidCorpus
 
 from ..layout import STORED, Layout
-from ..opened_file import OpenFile
+from ..open_file import OpenFile
 from .layout import FormatOptions
 
 NAME = "litgpt"

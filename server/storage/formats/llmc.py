@@ -11,7 +11,7 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 
 from ..layout import STORED, Layout, Stored
-from ..opened_file import OpenFile
+from ..open_file import OpenFile
 from .layout import FormatOptions, NoTokens
 
 NAME = "llm.c"

@@ -17,7 +17,7 @@ from tokenfeed.errors import InvalidCorpus
 
 from ..door import exists, open_file
 from ..layout import STORED, Documents, Ends, Layout, Stored
-from ..opened_file import OpenFile
+from ..open_file import OpenFile
 from .documents import require_ascending
 from .layout import FormatOptions
 

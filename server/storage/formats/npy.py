@@ -12,7 +12,7 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 
 from ..layout import STORED, Layout
-from ..opened_file import OpenFile
+from ..open_file import OpenFile
 from .layout import FormatOptions
 
 NAME = "npy"

@@ -19,8 +19,8 @@ from tokenfeed.errors import InvalidCorpus
 
 from ..door import exists, open_file
 from ..layout import Documents, Ends, Layout
-from ..opened_file import OpenFile
-from ..options import FORMAT
+from ..open_file import OpenFile
+from ..option_names import FORMAT
 from . import npy
 from .documents import require_ascending
 from .layout import FormatOptions, all_tokens

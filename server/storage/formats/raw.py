@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..layout import Layout
-from ..opened_file import OpenFile
+from ..open_file import OpenFile
 from .layout import FormatOptions, all_tokens
 
 NAME = "raw"

@@ -13,7 +13,7 @@ from typing import Any
 from tokenfeed.errors import InvalidCorpus
 
 from ..layout import STORED, Layout
-from ..opened_file import OpenFile
+from ..open_file import OpenFile
 from .layout import FormatOptions
 
 NAME = "safetensors"

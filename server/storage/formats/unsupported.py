@@ -9,7 +9,7 @@ from typing import NoReturn
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.wire import crc32c
 
-from ..opened_file import OpenFile
+from ..open_file import OpenFile
 from .layout import FormatOptions, is_chunk
 
 NAME = "unsupported"

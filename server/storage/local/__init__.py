@@ -7,7 +7,7 @@ mapped_bytes.py    files in one range of memory; the kernel copies out of the ma
 pread_bytes.py     files read by pread, for network file systems
 file_table.py      all of them by number: addresses, and the last bytes that are not 0
 descriptors.py     the descriptors of pread_bytes.py: all files, or those used last
-opened_shards.py   changes of the files since they were opened, and retries of failed reads
+file_changes.py    changes of the files since they were opened, and retries of failed reads
 shard.py           one file: its layout, its stat, its last bytes
 files.py           opens one
 replacing.py       a file that takes the place of another one

@@ -15,8 +15,8 @@ from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.threads.poll_rate import PollRate
 from ..bytes import Bytes
-from ..door import ReadLayout, Storing
-from ..options import READ
+from ..door import ReadLayout, StorageOptions
+from ..option_names import READ
 from .mapped_bytes import MappedBytes
 from .pread_bytes import PreadBytes
 
@@ -41,14 +41,14 @@ _MAPS_SPARE = 2048
 
 
 def open_bytes(
-    name: str, paths: Sequence[str], read_layout: ReadLayout, storing: Storing
+    name: str, paths: Sequence[str], read_layout: ReadLayout, storage: StorageOptions
 ) -> tuple[Bytes, str]:
     """Open the files of a dataset; the arguments and the result are those of `Door.bytes_of`."""
-    kind, why = choose(paths, storing.read)
-    if not storing.are_beside or storing.read or fit_into_maps(len(paths)):
-        return KINDS[kind](name, paths, read_layout, storing.poll_rate), why
+    kind, why = choose(paths, storage.read)
+    if not storage.are_beside or storage.read or fit_into_maps(len(paths)):
+        return KINDS[kind](name, paths, read_layout, storage.poll_rate), why
     try:
-        return PreadBytes(name, paths, read_layout, storing.poll_rate), "no room for maps"
+        return PreadBytes(name, paths, read_layout, storage.poll_rate), "no room for maps"
     except InvalidCorpus as error:
         # Maps are what there is no room for.
         problem = error.problem.replace(f"pass {READ.to('map')}", "raise vm.max_map_count")

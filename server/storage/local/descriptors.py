@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from tokenfeed.errors import InvalidCorpus
 
-from ..options import READ
+from ..option_names import READ
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ _KEPT_MIN = 16
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 
 
-class AllOpen:
+class DescriptorList:
     """Files that stay open until all are closed."""
 
     all_open = True
@@ -74,7 +74,7 @@ class AllOpen:
 
 
 @dataclass(eq=False, slots=True)
-class _Opened:
+class _CachedDescriptor:
     """users: calls that use the descriptor now.  is_kept: otherwise the last of them closes it."""
 
     descriptor: int
@@ -82,7 +82,7 @@ class _Opened:
     is_kept: bool = True
 
 
-class LastUsed:
+class DescriptorCache:
     """Files of which only those used last stay open. Any number of threads may use them.
 
     open_max: how many stay open. A thread that opens one more may exceed it for a moment.
@@ -101,14 +101,14 @@ class LastUsed:
         self._file_count = 0
         # Guards what follows. Only a stale file is opened or closed under it, for it may take long.
         self._lock = threading.Lock()
-        self._opened: OrderedDict[int, _Opened] = OrderedDict()
+        self._opened: OrderedDict[int, _CachedDescriptor] = OrderedDict()
         self._closed = False
         self._replaced_count = 0
 
     def add(self, descriptor: int) -> None:
         """Add a file, whose index is the next one.  descriptor: is duplicated."""
         _set_up(descriptor)
-        self._keep(self._file_count, _Opened(os.dup(descriptor)), self._replaced_count)
+        self._keep(self._file_count, _CachedDescriptor(os.dup(descriptor)), self._replaced_count)
         self._file_count += 1
 
     def call(self, function: Callable[..., Result], file: int, *arguments: object) -> Result:
@@ -143,7 +143,7 @@ class LastUsed:
             self._closed = True
         self._keep_open(0)
 
-    def _take(self, file: int) -> _Opened:
+    def _take(self, file: int) -> _CachedDescriptor:
         """Return an open file, which stays open while it has users."""
         with self._lock:
             if self._closed:
@@ -154,7 +154,7 @@ class LastUsed:
                 return opened
         while True:
             count = self._replaced_count
-            opened = _Opened(self._descriptor_of(file), users=1)
+            opened = _CachedDescriptor(self._descriptor_of(file), users=1)
             if self._keep(file, opened, count):
                 return opened
             os.close(opened.descriptor)
@@ -173,7 +173,7 @@ class LastUsed:
         _set_up(descriptor)
         return descriptor
 
-    def _keep(self, file: int, opened: _Opened, replaced_count: int) -> bool:
+    def _keep(self, file: int, opened: _CachedDescriptor, replaced_count: int) -> bool:
         """Keep a file open until others were used more recently, unless another thread has.
 
         Returns: False, without keeping it, if a file was replaced since this many were: it may be
@@ -203,24 +203,24 @@ class LastUsed:
 
 def descriptors_for(
     dataset_name: str, paths: Sequence[str], open_again: Callable[[int], int]
-) -> AllOpen | LastUsed:
+) -> DescriptorList | DescriptorCache:
     """Return descriptors for files: of all, if the hard limit has room for them; the soft limit is
     raised as needed. Otherwise for half of the room: the rest is for connections, and for the files
     of other datasets.
 
-    open_again: as in LastUsed.  Raises: InvalidCorpus if there is hardly any room.
+    open_again: as in DescriptorCache.  Raises: InvalidCorpus if there is hardly any room.
     """
     open_now = len(os.listdir("/proc/self/fd"))
     needed = open_now + len(paths) + _SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed:
-        return AllOpen()
+        return DescriptorList()
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
     except (ValueError, OSError):
         hard = soft
     if hard >= needed:
-        return AllOpen()
+        return DescriptorList()
     open_max = (hard - open_now - _SPARE) // 2
     if open_max < _KEPT_MIN:
         raise InvalidCorpus(
@@ -237,7 +237,7 @@ def descriptors_for(
         len(paths),
         open_max,
     )
-    return LastUsed(open_max, open_again)
+    return DescriptorCache(open_max, open_again)
 
 
 def _set_up(descriptor: int) -> None:

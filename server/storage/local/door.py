@@ -9,9 +9,9 @@ import stat
 
 from ...runtime.small_files import put_file, read_regular
 from ..door import Entry, unreadable
-from ..opened_file import OpenFile
+from ..open_file import OpenFile
 from .choice import open_bytes
-from .files import open_file, version_of
+from .files import open_local_file, version_of
 
 _UNKNOWN = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 """Errors that do not say whether there is a file."""
@@ -71,7 +71,7 @@ class LocalDoor:
 
     def open(self, path: str) -> OpenFile:
         """Open a file, for a with block.  Raises: InvalidCorpus."""
-        return open_file(path)
+        return open_local_file(path)
 
     def content(self, path: str, bytes_max: int) -> bytes | None:
         """Return the content of a file that lies beside others; None if there is none."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tokenfeed.errors import InvalidCorpus
 
 from ..door import unreadable
-from ..opened_file import HEAD_BYTES, OpenFile
+from ..open_file import HEAD_BYTES, OpenFile
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def open_descriptor(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
-def open_file(path: str) -> LocalFile:
+def open_local_file(path: str) -> LocalFile:
     """Open a file, for a with block.  Raises: InvalidCorpus, naming it, if it cannot be read."""
     try:
         descriptor = open_descriptor(path)

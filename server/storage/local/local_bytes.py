@@ -16,15 +16,16 @@ import numpy as np
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.threads.poll_rate import PollRate
-from ..bytes import EXCHANGES, ByteArray, Extents, Joint, Numbers, ReadCounts
+from ..bytes import ByteArray, Extents, Joint, Numbers, ReadCounts
+from ..exchanges import EXCHANGES
+from .file_changes import FailedRead, WatchedShards
 from .file_table import FILES, Columns
 from .files import LocalFile
-from .opened_shards import OpenedShards, Unread
 from .readahead import ReadAhead
 from .shard import Shard
 
 
-class LocalBytes(OpenedShards, ABC):
+class LocalBytes(WatchedShards, ABC):
     """The bytes of a dataset's files on file systems of this machine: `Bytes` without the
     reading.
     """
@@ -42,7 +43,8 @@ class LocalBytes(OpenedShards, ABC):
     ) -> None:
         """Take opened shards.
 
-        status_of: as in OpenedShards.  addresses: int64[files], where they are mapped, if they are.
+        status_of: as in WatchedShards.  addresses: int64[files], where they are mapped, if they
+        are.
         """
         super().__init__(name, shards, poll_rate or PollRate(), status_of)
         self.first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
@@ -60,13 +62,13 @@ class LocalBytes(OpenedShards, ABC):
 
     @abstractmethod
     def _read(self, extents: Extents, target: ByteArray) -> None:
-        """Read extents into target, and zeros into its gaps.  Raises: Unread."""
+        """Read extents into target, and zeros into its gaps.  Raises: FailedRead."""
 
     @abstractmethod
     def _read_bytes(self, shard: Numbers, first_byte: Numbers) -> ByteArray:
         """Read one byte of each of some files, uint8[files], counted from the first token.
 
-        Raises: Unread.
+        Raises: FailedRead.
         """
 
     @abstractmethod
@@ -126,18 +128,18 @@ class LocalBytes(OpenedShards, ABC):
         FILES.remove(self._numbers)
 
     def _read_checked(self, extents: Extents, target: ByteArray) -> None:
-        """Like `gather`, once.  Raises: Unread; CorpusChanged if a file was truncated."""
+        """Like `gather`, once.  Raises: FailedRead; CorpusChanged if a file was truncated."""
         try:
             self._read(extents, target)
             suspects = suspect_files(extents, target)
             if suspects.size:
                 self._require_sentinels(suspects)
-        except Unread:
+        except FailedRead:
             self.readahead.observe(1)
             raise
 
     def _require_sentinels(self, suspects: Numbers) -> None:
-        """Fail the dataset if one of these files was truncated.  Raises: Unread, CorpusChanged.
+        """Fail the dataset if one of these files was truncated.  Raises: FailedRead, CorpusChanged.
 
         The sentinel of a file is its last byte that is not 0. A truncation before it removes it or
         makes it 0; a truncation behind it removes only zeros. A stat call for every file of every

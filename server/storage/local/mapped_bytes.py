@@ -25,13 +25,13 @@ from tokenfeed.errors import InvalidCorpus
 from ...runtime.threads.poll_rate import PollRate
 from ..bytes import PIECE_BYTES, ByteArray, Extents, Joint, Numbers, Piece
 from ..door import ReadLayout
-from ..options import READ
+from ..option_names import READ
 from . import syscalls
 from .copying import Copier, best_copier
+from .file_changes import FailedRead
 from .file_table import FILES
-from .files import LocalFile, open_file, size_on_disk
+from .files import LocalFile, open_local_file, size_on_disk
 from .local_bytes import LocalBytes, suspect_files
-from .opened_shards import Unread
 from .shard import Shard
 
 _PIECES_AHEAD = 4
@@ -158,7 +158,7 @@ class MappedBytes(LocalBytes):
         unread = _copied(self.copier, extents, target)
         self.readahead.observe(major_faults() - faults_before)
         if unread is not None:
-            raise Unread(int(extents.file[unread]) - self.first_file, _bad_address())
+            raise FailedRead(int(extents.file[unread]) - self.first_file, _bad_address())
 
     def _read_bytes(self, shard: Numbers, first_byte: Numbers) -> ByteArray:
         found = np.empty(shard.size, dtype=np.uint8)
@@ -166,17 +166,17 @@ class MappedBytes(LocalBytes):
             byte_ranges(self._firsts[shard] + self.first_bytes[shard] + first_byte, 1), found
         )
         if unread is not None:
-            raise Unread(int(shard[unread]), _bad_address())
+            raise FailedRead(int(shard[unread]), _bad_address())
         return found
 
     def _copy(self, shard: int, part: npt.NDArray[np.uint64], target: ByteArray) -> None:
         if self.copier.copy(part.reshape(1, 2), target) is not None:
-            raise Unread(shard, _bad_address())
+            raise FailedRead(shard, _bad_address())
 
     def _populate(self, first_byte: int, end_byte: int) -> None:
         """Enter a part of the range into the page table.
 
-        Raises: Unread; OSError if a file was truncated, on which the next check or gather acts.
+        Raises: FailedRead; OSError if a file was truncated, on which the next check or gather acts.
         """
         address = self._address + first_byte
         try:
@@ -184,9 +184,9 @@ class MappedBytes(LocalBytes):
                 self._touch(address, end_byte - first_byte)
         except OSError as error:
             for shard in self._shards_within(address, address + end_byte - first_byte):
-                if self.was_cut(Unread(shard, error)):
+                if self.was_cut(FailedRead(shard, error)):
                     raise
-            raise Unread(shard, error) from error
+            raise FailedRead(shard, error) from error
 
     def _touch(self, address: int, size_bytes: int) -> None:
         """Copy a byte of every page, for kernels that cannot populate.  Raises: OSError."""
@@ -210,7 +210,7 @@ class MappedBytes(LocalBytes):
 
 
 def _map(path: str, read_layout: ReadLayout, address: int, span_bytes: int) -> Shard:
-    with open_file(path) as file:
+    with open_local_file(path) as file:
         shard = Shard.describe(file, read_layout)
         if _pages_bytes(shard.size_bytes) != span_bytes:
             raise InvalidCorpus(

@@ -24,10 +24,10 @@ from ...runtime.threads.poll_rate import PollRate
 from ...runtime.threads.worker_threads import WorkerThreads
 from ..bytes import PIECE_BYTES, ByteArray, Extents, Numbers, Piece
 from ..door import ReadLayout
-from .descriptors import LastUsed, descriptors_for
-from .files import LocalFile, open_descriptor, open_file
+from .descriptors import DescriptorCache, descriptors_for
+from .file_changes import FailedRead
+from .files import LocalFile, open_descriptor, open_local_file
 from .local_bytes import LocalBytes
-from .opened_shards import Unread
 from .shard import FileChange, FileStat, Shard
 
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
@@ -99,12 +99,12 @@ class PreadBytes(LocalBytes):
         self._files = (
             descriptors_for(name, paths, self._open_again)
             if open_max is None
-            else LastUsed(open_max, self._open_again)
+            else DescriptorCache(open_max, self._open_again)
         )
         shards = []
         try:
             for path in paths:
-                with open_file(path) as file:
+                with open_local_file(path) as file:
                     shards.append(Shard.describe(file, read_layout))
                     self._files.add(file.descriptor)
             # A file that is not open can only be asked for its status by its path.
@@ -163,8 +163,8 @@ class PreadBytes(LocalBytes):
         try:
             known.require_same(self._status(shard))
             self._read_part(part)
-        except (OSError, Unread) as error:
-            why = error.error if isinstance(error, Unread) else error
+        except (OSError, FailedRead) as error:
+            why = error.error if isinstance(error, FailedRead) else error
             raise InvalidCorpus(known.path, f"cannot be read: {why.strerror}") from why
         return bytes(content)
 
@@ -249,7 +249,7 @@ class PreadBytes(LocalBytes):
         return found
 
     def _read_parts(self, parts: Sequence[_Part]) -> None:
-        """Read many parts at once.  Raises: Unread."""
+        """Read many parts at once.  Raises: FailedRead."""
         shares = [
             _Share(partial(self._read_each, parts[first::_READERS]))
             for first in range(min(_READERS, len(parts)))
@@ -266,7 +266,7 @@ class PreadBytes(LocalBytes):
             self._read_part(part)
 
     def _read_part(self, part: _Part) -> None:
-        """Read until all is there.  Raises: Unread."""
+        """Read until all is there.  Raises: FailedRead."""
         shard, first_byte, target = part
         while target:
             try:
@@ -274,20 +274,20 @@ class PreadBytes(LocalBytes):
             except OSError as error:
                 raise self._unread(shard, error) from error
             if not done:
-                raise Unread(shard, OSError(errno.ENODATA, "the file ends before this range"))
+                raise FailedRead(shard, OSError(errno.ENODATA, "the file ends before this range"))
             first_byte, target = first_byte + done, target[done:]
 
-    def _unread(self, shard: int, error: OSError) -> Unread:
+    def _unread(self, shard: int, error: OSError) -> FailedRead:
         """Return the exception for a failed read; reopens the file if its handle is stale."""
         if error.errno == errno.ESTALE:
             self._reopen(shard)
-        return Unread(shard, error)
+        return FailedRead(shard, error)
 
     def _reopen(self, shard: int) -> None:
         """Replace a stale handle by a new one of the same file."""
         known = self.shards[shard]
         try:
-            with open_file(known.path) as file:
+            with open_local_file(known.path) as file:
                 now = FileStat.of(file.status)
                 # Not the device number, which a failover may change.
                 if now[1:4] == known.facts[1:4] and not self.failed:

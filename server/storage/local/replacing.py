@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
-from ...runtime.small_files import sync_folder
+from ...runtime.small_files import has_name, sync_folder
 from ..bytes import FileFacts
 from .files import LocalFile
 
@@ -85,13 +85,13 @@ class Copy:
 
 
 @contextmanager
-def copied(original: LocalFile) -> Iterator[Copy]:
+def copy_beside(original: LocalFile) -> Iterator[Copy]:
     """Lend a copy beside a file, of the same owner, if there is room for it: with its content where
     the file system can share that, else empty. It is removed at the end, unless it was renamed.
 
     Raises: WriteFailed, also for an OSError within the with block.
     """
-    with _lent(original) as descriptor:
+    with _lend_descriptor(original) as descriptor:
         yield Copy(original, descriptor)
 
 
@@ -103,7 +103,7 @@ def require_replaceable(file: LocalFile, mounted: Collection[str]) -> None:
     if _is_immutable(file):
         problem = "cannot be replaced: it is immutable, or can only be appended to"
         raise WriteFailed(file.path, f"{problem}; change that (chattr -i -a), {CURE}")
-    with copied(file):
+    with copy_beside(file):
         pass  # there is room for it, and its folder can be written
 
 
@@ -140,15 +140,15 @@ def _copy_of(path: str) -> str:
 
 
 @contextmanager
-def _lent(original: LocalFile) -> Iterator[int]:
-    """Lend the descriptor of a copy, as `copied`."""
+def _lend_descriptor(original: LocalFile) -> Iterator[int]:
+    """Lend the descriptor of a copy, as `copy_beside`."""
     path, status = _copy_of(original.path), original.status
     with _write_errors(original.path):
         _remove_unused(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _has_name(path, descriptor):
+            if not has_name(path, descriptor):
                 raise BlockingIOError(errno.EAGAIN, _IN_USE)
             try:
                 if not _cloned(original.descriptor, descriptor):
@@ -158,18 +158,10 @@ def _lent(original: LocalFile) -> Iterator[int]:
                     os.fchown(descriptor, status.st_uid, status.st_gid)
                 yield descriptor
             finally:
-                if _has_name(path, descriptor):
+                if has_name(path, descriptor):
                     os.unlink(path)
         finally:
             os.close(descriptor)
-
-
-def _has_name(path: str, descriptor: int) -> bool:
-    """Return whether an open file is the one that has a name."""
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _remove_unused(copy: str) -> None:
@@ -185,7 +177,7 @@ def _remove_unused(copy: str) -> None:
             descriptor = os.open(copy, os.O_RDONLY | flags)  # it has its final mode already
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _has_name(copy, descriptor):
+            if has_name(copy, descriptor):
                 os.unlink(copy)
         except BlockingIOError:
             raise BlockingIOError(errno.EAGAIN, _IN_USE) from None

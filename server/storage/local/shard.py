@@ -13,7 +13,7 @@ from tokenfeed.errors import InvalidCorpus
 from ..door import ReadLayout
 from ..formats import Layout
 from . import syscalls
-from .files import LocalFile, open_file, read_part
+from .files import LocalFile, open_local_file, read_part
 
 _TAIL_BYTES_MAX = 16 * syscalls.PAGE_BYTES
 """How far from its end a file is searched for a byte that is not 0."""
@@ -157,7 +157,7 @@ class Shard:
         For data that is read once: it can neither fault nor affect the pages of the map.  Raises:
         InvalidCorpus if the file has changed.
         """
-        with open_file(self.path) as file:
+        with open_local_file(self.path) as file:
             self.require_same(file.status)
             return file.read(self.layout.first_byte + first_byte, size_bytes)
 

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.deploy.kubernetes.manifests import Manifest, build, namespaces, of_kind, only
 from tests.deploy.kubernetes.test_network import TRAINERS, admitted
 from tests.deploy.kubernetes.test_schemas import VERSIONS
-from tokenfeed.server.cli.options import build_parser as serve_parser
+from tokenfeed.server.cli.serve_options import build_parser as serve_parser
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 

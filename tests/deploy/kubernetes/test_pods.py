@@ -18,7 +18,7 @@ from tests.deploy.kubernetes.manifests import (
     pod,
     size_bytes,
 )
-from tokenfeed.server.cli.options import build_parser as serve_parser
+from tokenfeed.server.cli.serve_options import build_parser as serve_parser
 from tokenfeed.server.ingest.__main__ import build_parser as ingest_parser
 from tokenfeed.server.pack import build_parser as pack_parser
 

@@ -17,7 +17,7 @@ from tests.deploy.kubernetes.manifests import (
     pod,
     workload,
 )
-from tokenfeed.server.cli.options import build_parser as serve_parser
+from tokenfeed.server.cli.serve_options import build_parser as serve_parser
 
 SHARED_VOLUME, NODE_DISK = OVERLAYS
 STARTS_SECONDS = 600

@@ -13,7 +13,8 @@ from tests.end_to_end.corpora.test_documents_and_masks import FORMATS, B, Corpus
 from tests.server.rpc.test_service import serving
 from tests.support.memory_files import MemoryDoor, files_in_memory
 from tests.support.redacting import redact
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.redactions.list_file import SUFFIX
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.formats import FormatOptions

@@ -19,20 +19,20 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
 
 OpenDataset = Callable[..., Dataset]
 
 
 @pytest.fixture
-def open_(storing: Storing) -> Iterator[OpenDataset]:
+def open_(storage: StorageOptions) -> Iterator[OpenDataset]:
     """Open datasets that are closed after the test."""
     opened: list[Dataset] = []
 
     def start(*paths: Path, dtype: str | None = None, checks: TokenChecks | None = None) -> Dataset:
         source = DatasetSource("train", tuple(map(str, paths)))
-        opened.append(open_dataset(source, options(dtype), checks or TokenChecks(), storing))
+        opened.append(open_dataset(source, options(dtype), checks or TokenChecks(), storage))
         return opened[-1]
 
     yield start
@@ -271,12 +271,12 @@ def test_a_dataset_that_cannot_be_opened_leaves_nothing_mapped(
 
 
 @pytest.fixture
-def served(tmp_path: Path, storing: Storing) -> Iterator[tuple[Path, Dataset]]:
+def served(tmp_path: Path, storage: StorageOptions) -> Iterator[tuple[Path, Dataset]]:
     """A file of 10 kB and its dataset; what is done to it now shows in its times."""
     path = tmp_path / "train.bin"
     np.arange(1, 5000).astype("<u2").tofile(path)
     dataset = open_dataset(
-        DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storing
+        DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storage
     )
     let_time_pass(path)
     yield path, dataset
@@ -308,12 +308,14 @@ def test_a_file_overwritten_with_its_modification_time_set_back_fails(
     assert dataset.store.files.failed
 
 
-def test_a_file_overwritten_with_invalid_tokens_fails_too(tmp_path: Path, storing: Storing) -> None:
+def test_a_file_overwritten_with_invalid_tokens_fails_too(
+    tmp_path: Path, storage: StorageOptions
+) -> None:
     """It can be read, and is another."""
     path = tmp_path / "train.npy"
     np.save(path, np.arange(1, 5000, dtype="<i4"))
     dataset = open_dataset(
-        DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storing
+        DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storage
     )
     status = path.stat()
     let_time_pass(path)

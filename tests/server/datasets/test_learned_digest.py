@@ -24,14 +24,14 @@ from tests.support import reference
 from tests.support.waiting import eventually
 from tokenfeed.client.transport.channel import describe
 from tokenfeed.server.datasets import warmup
-from tokenfeed.server.datasets.content import InOrder
+from tokenfeed.server.datasets.content import SequentialDigest
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.datasets.sources.manifest import ManifestSplit
 from tokenfeed.server.datasets.warmup import WarmUp, take_digest
 from tokenfeed.server.storage.digest_file import read_digest
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.stream import identity
 
 TOKENS = 1_300_000
@@ -56,12 +56,12 @@ Open = Callable[..., Dataset]
 
 
 @pytest.fixture
-def opened(storing: Storing) -> Open:
+def opened(storage: StorageOptions) -> Open:
     """Open a dataset: opened(paths, made)."""
 
     def start(paths: list[Path], made: ManifestSplit | None = None) -> Dataset:
         source = DatasetSource("train", tuple(map(str, paths)), split=made)
-        return open_dataset(source, options("<u2"), TokenChecks(), storing)
+        return open_dataset(source, options("<u2"), TokenChecks(), storage)
 
     return start
 
@@ -139,13 +139,13 @@ def test_one_thread_alone_reads_and_it_is_that_of_the_warm_up(
     """It has the low priority; sixteen readers would leave streams no core."""
     before = set(threading.enumerate())
     readers = set()
-    add = InOrder.add
+    add = SequentialDigest.add
 
     def watched(*arguments: Any) -> None:
         readers.add(threading.current_thread())
         add(*arguments)
 
-    monkeypatch.setattr(InOrder, "add", watched)
+    monkeypatch.setattr(SequentialDigest, "add", watched)
     warmed_up(dataset)
 
     assert [thread.name for thread in readers - before] == ["tokenfeed-warmup"]

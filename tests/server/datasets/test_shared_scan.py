@@ -28,7 +28,7 @@ from tokenfeed.server.datasets.content import Scan
 from tokenfeed.server.datasets.opening import TokenChecks
 from tokenfeed.server.datasets.redactions.overlay import Read
 from tokenfeed.server.open_local import open_local
-from tokenfeed.server.runtime import shared_lock
+from tokenfeed.server.runtime import once_a_machine
 from tokenfeed.server.storage.store import TokenStore
 
 Scans = Callable[..., int]
@@ -386,7 +386,7 @@ def test_a_process_that_stops_with_the_lock_holds_up_others_for_a_while_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A rank in the debugger must not stop all others for ever."""
-    monkeypatch.setattr(shared_lock, "_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(once_a_machine, "_WAIT_SECONDS", 0.3)
     assert scans(path) == 1
     command = [sys.executable, "-c", HOLD, str(the_scan(cache))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
@@ -403,8 +403,8 @@ def test_a_scan_that_gets_on_is_waited_for_however_long_it_takes(
     path: Path, cache: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Terabytes that all have to be checked: eight processes would each read them."""
-    monkeypatch.setattr(shared_lock, "_WAIT_SECONDS", 2.0)
-    monkeypatch.setattr(shared_lock, "_TOUCH_SECONDS", 0.1)
+    monkeypatch.setattr(once_a_machine, "_WAIT_SECONDS", 2.0)
+    monkeypatch.setattr(once_a_machine, "_TOUCH_SECONDS", 0.1)
     scan_content = opening.scan_content
     began = threading.Event()
     made = []

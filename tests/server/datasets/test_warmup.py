@@ -18,7 +18,7 @@ from tests.server.conftest import look, options
 from tests.support.stores import map_store
 from tokenfeed.server.datasets import warmup
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.loss_masks import LossMask
+from tokenfeed.server.datasets.planes.loss_masks import LossMask
 from tokenfeed.server.datasets.warmup import WarmUp, fitting, warm
 from tokenfeed.server.runtime.process import memory_limit
 from tokenfeed.server.storage.bytes import PIECE_BYTES

@@ -41,14 +41,14 @@ def request(context_length: int = 8, batch_size: int = 4, name: str = "web") -> 
 def test_a_dataset_without_a_name_has_to_be_the_only_one(datasets: dict[str, Dataset]) -> None:
     """Else a trainer would read another one than it means."""
     several = ServedDatasets(datasets)
-    alone = ServedDatasets({"web": datasets["web"]}, place="the target", state="opened")
+    alone = ServedDatasets({"web": datasets["web"]})
 
     assert alone.named("") is alone.named("web") is datasets["web"]
     with pytest.raises(InvalidRequest, match="is missing; this server has several: code"):
         several.named("")
     with pytest.raises(NotFound, match="'math' is not served here, only "):
         several.named("math")
-    with pytest.raises(NotFound, match="'code' is not opened, only web"):
+    with pytest.raises(NotFound, match="'code' is not served here, only web"):
         alone.named("code")
 
 
@@ -59,10 +59,10 @@ def test_a_dataset_that_has_failed_says_so_before_anything_else(
     served = ServedDatasets(datasets, batch_bytes_max=100)
     for wrong, error in ((request(1000), InvalidRequest), (request(8, 9), LimitExceeded)):
         with pytest.raises(error):
-            served.checked(wrong, Expected())
+            served.check(wrong, Expected())
     datasets["web"].store.files.mark_failed("a test")
 
     for wrong in (request(1000), request(8, 9), request()):
         with pytest.raises(CorpusChanged):
-            served.checked(wrong, Expected())
-    served.checked(request(name="code"), Expected())
+            served.check(wrong, Expected())
+    served.check(request(name="code"), Expected())

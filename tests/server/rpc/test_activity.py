@@ -24,7 +24,7 @@ from tokenfeed.server.rpc.activity import (
     Histogram,
     Labels,
 )
-from tokenfeed.server.rpc.frame_producer import FrameProducer, MadeFrame, Schedulers
+from tokenfeed.server.rpc.frame_producer import EncodedFrame, FrameProducer, Schedulers
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire import frame
@@ -59,8 +59,8 @@ def producer(first_sample: int = 0, rank: int = 0, batch_size: int = 4) -> Frame
     return FrameProducer(["train"], reader, shared, Schedulers.of_dataset())
 
 
-def made(end_row: int, row_count: int = 4) -> MadeFrame:
-    return MadeFrame(bytes(100), end_row, row_count, np.zeros(row_count, np.int64), ROW_BYTES)
+def made(end_row: int, row_count: int = 4) -> EncodedFrame:
+    return EncodedFrame(bytes(100), end_row, row_count, np.zeros(row_count, np.int64), ROW_BYTES)
 
 
 @contextmanager

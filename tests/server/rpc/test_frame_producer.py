@@ -25,11 +25,11 @@ from tokenfeed.server.rpc.admission import Connection
 from tokenfeed.server.rpc.fair_scheduler import FairScheduler
 from tokenfeed.server.rpc.frame_producer import FrameProducer, Schedulers
 from tokenfeed.server.storage.bytes import Extents
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local import opened_shards
+from tokenfeed.server.storage.local import file_changes
+from tokenfeed.server.storage.local.file_changes import FailedRead
 from tokenfeed.server.storage.local.local_bytes import LocalBytes
-from tokenfeed.server.storage.local.opened_shards import Unread
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import from_message
 
@@ -61,14 +61,14 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
 
 
 def test_a_stream_that_retries_a_read_blocks_no_other_one(
-    write_tokens: WriteTokens, storing: Storing, monkeypatch: pytest.MonkeyPatch
+    write_tokens: WriteTokens, storage: StorageOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One page that cannot be read would cost each of them a second, one after the other."""
     paths: list[Path] = [
         write_tokens(np.arange(1, ROWS * T + 2), name) for name in ("well.bin", "sick.bin")
     ]
     source = DatasetSource("train", tuple(map(str, paths)))
-    dataset = open_dataset(source, FormatOptions(), TokenChecks(), storing)
+    dataset = open_dataset(source, FormatOptions(), TokenChecks(), storage)
     scheduler = FairScheduler(1)
     store = dataset.store
     assert isinstance(store.files, LocalBytes)
@@ -78,11 +78,11 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
     def read(extents: Extents, target: Any) -> None:
         if (extents.file > store.files.first_file).any():
             tries.append(store.cold)
-            raise Unread(1, OSError(errno.EIO, "Input/output error"))
+            raise FailedRead(1, OSError(errno.EIO, "Input/output error"))
         right(extents, target)
 
     monkeypatch.setattr(store.files, "_read", read)
-    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (60.0,))
+    monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (60.0,))
     assert frames(dataset, 0, scheduler) == 1
     assert not store.cold
 
@@ -107,12 +107,12 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
 
 
 def test_a_failed_read_is_still_retried(
-    write_tokens: WriteTokens, storing: Storing, monkeypatch: pytest.MonkeyPatch
+    write_tokens: WriteTokens, storage: StorageOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both with and without a slot."""
     path = write_tokens(np.arange(1, ROWS * T + 2))
     dataset = open_dataset(
-        DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storing
+        DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storage
     )
     store = dataset.store
     assert isinstance(store.files, LocalBytes)
@@ -123,11 +123,11 @@ def test_a_failed_read_is_still_retried(
         nonlocal failures
         failures -= 1
         if failures >= 0:
-            raise Unread(0, OSError(errno.EIO, "Input/output error"))
+            raise FailedRead(0, OSError(errno.EIO, "Input/output error"))
         right(extents, target)
 
     monkeypatch.setattr(store.files, "_read", read)
-    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
+    monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (0.001,) * 4)
     for _ in range(2):
         failures = 3
         assert frames(dataset, 0) == 1

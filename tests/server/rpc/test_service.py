@@ -29,7 +29,8 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.rpc import listener
 from tokenfeed.server.rpc.activity import Activity
@@ -309,7 +310,7 @@ def test_a_search_for_documents_that_has_failed_is_not_promised(
     def fail(*_: object) -> None:
         raise InvalidCorpus("a.bin", "its document borders can be written nowhere")
 
-    monkeypatch.setattr(starts_builder.StartsBuilder, "made", fail)
+    monkeypatch.setattr(starts_builder.StartsBuilder, "make", fail)
     source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
     planes = PlaneOptions(delimiters=Delimiters(end=first_token(source.paths[0])))
     request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)

@@ -135,7 +135,7 @@ def test_a_recent_page_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) ->
         made.append(1)
         return Page({}, b"%d" % len(made))
 
-    page = http_server.Recent(make)
+    page = http_server.CachedPage(make)
     assert [page("").content for _ in range(3)] == [b"1"] * 3
     monkeypatch.setattr(http_server, "_RECENT_SECONDS", 0.0)
     assert page("").content == b"2"

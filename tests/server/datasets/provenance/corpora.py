@@ -15,7 +15,8 @@ from tests.support.opened_files import described_sources
 from tests.support.packed_corpora import Corpus, random_lengths, write_corpus
 from tokenfeed.sampling import orders
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.open_local import LocalDatasets
 from tokenfeed.server.storage.documents import Delimiters

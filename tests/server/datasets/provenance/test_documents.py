@@ -17,7 +17,7 @@ from tests.server.storage.documents.starts_corpora import write_lines
 from tests.support.packed_corpora import Corpus, random_lengths
 from tokenfeed.errors import InvalidRequest, NotFound, Unreadable
 from tokenfeed.server.datasets.provenance import documents as documents_module
-from tokenfeed.server.datasets.provenance.documents import documents_of
+from tokenfeed.server.datasets.provenance.documents import DatasetDocuments
 from tokenfeed.server.datasets.provenance.names import escaped, file_name
 
 FORMS = ("ids", "datatrove", "megatron", "olmo", "raw")
@@ -32,7 +32,7 @@ def test_every_document_is_found_by_its_number_and_by_each_of_its_tokens(
     expected = documents_in(corpus)
 
     with opened(corpus) as dataset:
-        found = documents_of(dataset)
+        found = DatasetDocuments(dataset)
         assert found.first_numbers[-1] == len(expected)
         for number, (file, first, end) in enumerate(expected):
             one = found.by_number(number)
@@ -52,7 +52,7 @@ def test_an_id_has_all_of_its_documents(tmp_path: Path) -> None:
     firsts = np.cumsum([0, *map(len, lengths)])
 
     with opened(corpus) as dataset:
-        found = documents_of(dataset)
+        found = DatasetDocuments(dataset)
         assert found.by_id("doc-1-4") == [found.by_number(int(firsts[1]) + 4)]
         assert found.by_number(int(firsts[1]) + 4).id == "doc-1-4"
         same = [
@@ -66,7 +66,7 @@ def test_an_id_has_all_of_its_documents(tmp_path: Path) -> None:
             with pytest.raises(NotFound, match="document_id: "):
                 found.by_id(unknown)
         with pytest.raises(InvalidRequest, match="more than 3 documents"):
-            documents_of(dataset).by_id("same", most=3)
+            DatasetDocuments(dataset).by_id("same", most=3)
 
 
 def test_a_search_of_ids_ends_in_time_and_goes_on_with_the_next_call(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_search_of_ids_ends_in_time_and_goes_on_with_the_next_call(tmp_path: P
     corpus = write_documents(tmp_path, [[2, 3]] * 5, "ids")
 
     with opened(corpus) as dataset:
-        found = documents_of(dataset)
+        found = DatasetDocuments(dataset)
         for done in (20, 40, 60, 80):
             with pytest.raises(Unreadable, match=f"{done}.0 % are done"):
                 found.by_id("doc-4-1", seconds=0.0)
@@ -89,14 +89,14 @@ def test_tokens_between_documents_are_of_none(tmp_path: Path) -> None:
     write_lines(path, [(2, 5), (5, 5), (9, 12)])
 
     with opened(Corpus("train", (path,), ((20,),))) as dataset:
-        numbers = [one and one.number for one in documents_of(dataset).at(0, np.arange(20))]
+        numbers = [one and one.number for one in DatasetDocuments(dataset).at(0, np.arange(20))]
     assert numbers == [None] * 2 + [0] * 3 + [None] * 4 + [2] * 3 + [None] * 8
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     """A wrong document would be worse than none."""
     with opened(write_documents(tmp_path, [[9]], "unknown")) as dataset:
-        found = documents_of(dataset)
+        found = DatasetDocuments(dataset)
         assert not found.are_known
         for ask in (lambda: found.by_number(0), lambda: found.by_id("x")):
             with pytest.raises(InvalidRequest, match="are not known"):
@@ -113,10 +113,10 @@ def test_an_index_that_changed_is_no_answer(tmp_path: Path) -> None:
             content = path.read_bytes()
             path.write_bytes(content[: len(content) // 2])
             with pytest.raises(Unreadable) as error:
-                documents_of(dataset).by_number(0)
+                DatasetDocuments(dataset).by_number(0)
             assert str(tmp_path) not in str(error.value)
             path.write_bytes(content)
-        assert documents_of(dataset).by_number(0).end_token == 3
+        assert DatasetDocuments(dataset).by_number(0).end_token == 3
 
 
 def test_what_is_kept_of_indices_is_bounded(
@@ -127,7 +127,7 @@ def test_what_is_kept_of_indices_is_bounded(
     corpus = write_documents(tmp_path, [[1, 2, 3]] * 20, "ids")
 
     with opened(corpus) as dataset:
-        found = documents_of(dataset)
+        found = DatasetDocuments(dataset)
         for _ in range(2):
             assert [found.by_number(number).file for number in range(60)] == [
                 number // 3 for number in range(60)

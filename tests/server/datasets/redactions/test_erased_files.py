@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 
 from tests.conftest import WriteTokens
+from tests.support.redacted_corpora import ERASE, redact
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.inspect import main as inspect
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.verify import main as verify
 from tokenfeed.stream import identity
 
-ERASE = ("--erase", "--no-delimiter")
 UNLISTED = "has erased tokens"
 
 
@@ -43,10 +44,6 @@ def erased(*paths: Path) -> list[tuple[int, int, int]]:
         assert dataset.redactions is not None
         found = dataset.redactions.erased
         return [] if found is None else found.ranges.triples()
-
-
-def redact(*words: object) -> None:
-    assert main([*map(str, words)]) == 0
 
 
 def hidden(path: Path, kind: str) -> list[Path]:

@@ -2,101 +2,42 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from functools import partial
+from collections.abc import Callable
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from tests.conftest import ROOT, WriteTokens
-from tests.server.conftest import look_at_all
+from tests.conftest import WriteTokens
 from tests.server.datasets.redactions import kills
-from tests.support.gathering import gather_block
-from tests.support.redacted_corpora import begin_erasure, write_lists
-from tests.support.waiting import eventually, let_time_pass
-from tokenfeed.errors import CorpusChanged, Deleted, InvalidCorpus
-from tokenfeed.sampling import orders
-from tokenfeed.sampling.spans import Spans
+from tests.support.redacted_corpora import ERASE, begin_erasure, redact, tokens_of, write_lists
+from tests.support.waiting import eventually
+from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
-from tokenfeed.server.datasets.provenance.documents import documents_of
-from tokenfeed.server.datasets.redactions import erasing, list_file
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.provenance.documents import DatasetDocuments
+from tokenfeed.server.datasets.redactions import erasing
 from tokenfeed.server.datasets.redactions.erased_files import locked_records
-from tokenfeed.server.datasets.redactions.redacted_rows import Redactor
-from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
-from tokenfeed.server.rows.reader import RowReader
-from tokenfeed.server.storage.bytes import EXCHANGES
+from tokenfeed.server.datasets.sources import parse_datasets
 from tokenfeed.server.storage.documents import Delimiters
-from tokenfeed.server.storage.door import Storing
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.verify import main as verify
-from tokenfeed.stream.position import Position
-from tokenfeed.stream.stream import Stream
-from tokenfeed.wire.request import Request
 
 Open = Callable[..., Dataset]
-ERASE = ("--erase", "--no-delimiter")
-
-
-@pytest.fixture
-def open_(storing: Storing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Open datasets that are closed after the test, and look at their lists with each use."""
-    monkeypatch.setattr(list_file, "_LOOK_SECONDS", 0.0)
-    opened: list[Dataset] = []
-
-    def start(
-        *paths: Path, dtype: str | None = None, checks: TokenChecks | None = None, **planes: object
-    ) -> Dataset:
-        source = DatasetSource("train", tuple(map(str, paths)))
-        options = FormatOptions.parse(None, dtype, None)
-        where = PlaneOptions(**planes)  # type: ignore[arg-type]
-        opened.append(open_dataset(source, options, checks or TokenChecks(), storing, planes=where))
-        return opened[-1]
-
-    yield start
-    for dataset in opened:
-        dataset.close()
 
 
 def known(dataset: Dataset) -> tuple[bytes, bytes, str]:
     return dataset.fingerprint, dataset.digest, dataset.store.dtype.name
 
 
-def tokens_of(dataset: Dataset, file: int, first: int, end: int) -> list[int]:
-    spans = Spans(end - first, *(np.array([number]) for number in (0, file, first)))
-    return gather_block(dataset.store, spans).tokens[0].tolist()
-
-
-class Memory(NamedTuple):
-    rows: slice
-    tokens: npt.NDArray[np.uint16]
-
-
-def reader_of(dataset: Dataset, stream: Stream) -> RowReader:
-    request = Request(stream, Position(0, 1), num_batches=9)
-    wrap = partial(Redactor().wrap, dataset.store, [dataset], stream)
-    return RowReader(request, dataset.store, wrap)
-
-
 def opened(*paths: Path) -> Dataset:
     return kills.opened([*paths])
-
-
-def redact(*words: object) -> None:
-    assert main([*map(str, words)]) == 0
 
 
 def test_an_erased_dataset_is_what_it_was(open_: Open, write_tokens: WriteTokens) -> None:
@@ -206,12 +147,12 @@ def test_a_manifest_still_fits(tmp_path: Path, open_: Open) -> None:
     ingest(pages, "--tokenizer", tokenizer, "--out", out, "--id-column", "id", "--workers", "1")
     (source,) = parse_datasets([str(out)])
     with closing(open_dataset(source, FormatOptions(), TokenChecks())) as dataset:
-        before, documents = known(dataset), documents_of(dataset).by_id("7")
+        before, documents = known(dataset), DatasetDocuments(dataset).by_id("7")
     redact(out, "--id", "7", "--document", "9", "--erase")
 
     with closing(open_dataset(source, FormatOptions(), TokenChecks())) as dataset:
         assert known(dataset) == before
-        assert documents_of(dataset).by_id("7") == documents
+        assert DatasetDocuments(dataset).by_id("7") == documents
         (document,) = documents
         assert set(tokens_of(dataset, 0, document.first_token, document.end_token)) == {0}
     assert verify([str(out)]) == 0
@@ -360,188 +301,6 @@ def test_a_copy_that_is_not_erased_is_served_and_named(
     assert "not erased in these files" not in capsys.readouterr().out
 
 
-def test_a_served_dataset_goes_on(open_: Open, write_tokens: WriteTokens) -> None:
-    """Every other row of it is still right. Erased are also the last tokens of a file, by which a
-    truncation is found.
-    """
-    path = write_tokens(np.arange(256, 5256))
-    dataset = open_(path)
-    look_at_all(dataset)
-    let_time_pass(path)
-    redact(path, "--range=0:5:11", "--range=0:3000:5000", *ERASE)
-
-    assert tokens_of(dataset, 0, 4990, 5000) == list(range(5246, 5256))
-    look_at_all(dataset)
-    look_at_all(dataset)
-    assert not dataset.store.files.failed
-    assert tokens_of(dataset, 0, 2990, 3010) == [*range(3246, 3256), *[0] * 10]
-    assert tokens_of(dataset, 0, 4990, 5000) == [0] * 10
-    assert tokens_of(dataset, 0, 0, 6) == [*range(256, 261), 0]
-
-
-def test_no_map_and_no_descriptor_of_the_old_file_is_left(
-    open_: Open, write_tokens: WriteTokens
-) -> None:
-    """Its blocks are freed only then, and no process can read the tokens any more."""
-    path = write_tokens(np.arange(256, 5256))
-    dataset = open_(path)
-    redact(path, "--range=0:5:11", *ERASE)
-
-    def holds() -> bool:
-        links = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
-        maps = Path("/proc/self/maps").read_text()
-        return any(f"{path} (deleted)" in each for each in (maps, *links))
-
-    assert holds()
-    assert dataset.described().erased_list == b""
-    look_at_all(dataset)
-    assert not holds()
-    assert dataset.redactions is not None
-    assert dataset.described().erased_list == dataset.redactions.hashes[-1]
-
-
-def test_rows_are_gathered_while_their_file_is_exchanged(
-    open_: Open, write_tokens: WriteTokens
-) -> None:
-    """Each token is the one or the other. Also the byte by which a truncation is found changes."""
-    path = write_tokens(np.arange(256, 5256))
-    dataset = open_(path)
-    ended, wrong = threading.Event(), []
-
-    def gather() -> None:
-        while not ended.is_set():
-            found = tokens_of(dataset, 0, 4000, 5000)
-            if any(token not in (0, 4256 + place) for place, token in enumerate(found)):
-                wrong.append(found)
-
-    threads = [threading.Thread(target=gather) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for first in range(4999, 4949, -5):
-            redact(path, f"--range=0:{first}:5000", *ERASE)
-            look_at_all(dataset)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-    assert not dataset.store.files.failed
-    assert tokens_of(dataset, 0, 4954, 5000) == [0] * 46
-
-
-def test_no_row_has_the_fill_of_an_erasure_that_its_stream_does_not_know(
-    write_tokens: WriteTokens, storing: Storing
-) -> None:
-    """A stream looks at the list each half second; its file may be exchanged in between."""
-    path = write_tokens(np.arange(256, 5256))
-    source = DatasetSource("train", (str(path),))
-    with closing(open_dataset(source, FormatOptions(), TokenChecks(), storing)) as dataset:
-        stream = Stream.of_dataset("train", orders.find("sequential-1"), 0, 9)
-        reader = reader_of(dataset, stream)
-        spans = Spans(5, *(np.array([number]) for number in (0, 0, 4995)))
-        memory: list[Memory] = []
-
-        def first(planes: object) -> list[Memory]:
-            memory.append(Memory(slice(0, 1), np.empty((1, 5), dtype="<u2")))
-            return memory[-1:]
-
-        def exchanged(planes: object) -> list[Memory]:
-            if len(memory) == 1:
-                look_at_all(dataset)  # which exchanges the file, before it is read
-            return first(planes)
-
-        reader.fill(spans, first)
-        redact(path, "--range=0:4990:5000", *ERASE)
-        with pytest.raises(Deleted):
-            reader.fill(spans, exchanged)
-    assert memory[0].tokens.tolist() == [list(range(5251, 5256))]
-    assert memory[1].tokens.tolist() == [[0] * 5]  # what a stream would have had
-
-
-def test_nothing_is_mapped_once_a_dataset_is_closed(
-    open_: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread that polls may still read the new file: its addresses are those of others by
-    then.
-    """
-    path = write_tokens(np.arange(256, 5256))
-    dataset = open_(path)
-    redact(path, "--range=0:5:11", *ERASE)
-    assert dataset.replacements is not None
-    is_erased_file = dataset.replacements.is_erased_file
-
-    def closing_meanwhile(*arguments: Any) -> bool:
-        found = is_erased_file(*arguments)
-        dataset.close()
-        return found
-
-    dataset.store.files.allow_replacement(closing_meanwhile)
-    look_at_all(dataset)
-
-    maps = Path("/proc/self/maps").read_text()
-    opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
-    assert str(path) not in maps
-    assert not any(each.startswith(str(path)) for each in opened)
-
-
-def test_a_file_that_is_not_the_erased_one_is_not_taken_up(
-    open_: Open, write_tokens: WriteTokens, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A sync may put any file there; the one that was opened is served until the restart."""
-    path = write_tokens(np.arange(256, 5256))
-    dataset = open_(path)
-    redact(path, "--range=0:5:11", *ERASE)
-    other = write_tokens(np.arange(257, 5257), "other.bin")
-    os.replace(other, path)
-    look_at_all(dataset)
-
-    assert "replaced or removed; still serving the opened file" in caplog.text
-    assert tokens_of(dataset, 0, 0, 6) == list(range(256, 262))
-    assert dataset.described().erased_list == b""
-
-
-@pytest.mark.parametrize("moment", ["while", "after"])
-def test_other_writes_still_fail_a_served_dataset(
-    open_: Open, write_tokens: WriteTokens, moment: str
-) -> None:
-    """An erasure explains its own bytes, and no other."""
-    path = write_tokens(np.arange(256, 5256))
-    dataset = open_(path)
-    redact(path, "--range=0:5:11")
-    assert dataset.redactions is not None
-    if moment == "while":
-        content = dataset.redactions.content_now()
-        assert content is not None
-        erasing.begin(dataset.redactions.path, content, dataset.store, dataset.digest, ())
-    else:
-        redact(path, *ERASE)
-        look_at_all(dataset)
-    let_time_pass(path)
-    with path.open("r+b") as file:
-        file.seek(1000)
-        file.write(b"x")
-    look_at_all(dataset)
-
-    with pytest.raises(CorpusChanged):
-        tokens_of(dataset, 0, 0, 6)
-
-
-def test_a_truncation_still_fails_a_dataset_that_was_erased(
-    open_: Open, write_tokens: WriteTokens
-) -> None:
-    """The byte by which it is found is another one now."""
-    path = write_tokens(np.arange(256, 5256))
-    dataset = open_(path)
-    redact(path, "--range=0:4000:5000", *ERASE)
-    look_at_all(dataset)
-    assert tokens_of(dataset, 0, 4990, 5000) == [0] * 10
-    os.truncate(path, 6000)
-
-    with pytest.raises(CorpusChanged):
-        tokens_of(dataset, 0, 3990, 4000)
-
-
 def test_a_digest_that_was_kept_stays(
     open_: Open, write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -609,34 +368,6 @@ def test_a_file_that_is_twice_in_a_dataset_is_not_erased(
     assert np.fromfile(blob, "<u2")[4:10].tolist() == [5, 0, 0, 0, 0, 10]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
-def test_owner_mode_and_attributes_stay(write_tokens: WriteTokens) -> None:
-    """Else a server could not read the file after its restart."""
-    path = write_tokens(np.arange(1, 300))
-    os.chown(path, 1234, 2345)
-    path.chmod(0o2640)
-    with suppress(OSError):  # of a file system without them
-        os.setxattr(path, "user.from", b"ticket")
-    attributes = {name: os.getxattr(path, name) for name in os.listxattr(path)}
-    redact(path, "--range=0:5:9", *ERASE)
-    status = path.stat()
-
-    assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (1234, 2345, 0o2640)
-    assert {name: os.getxattr(path, name) for name in os.listxattr(path)} == attributes
-
-
-def test_the_copy_that_a_killed_process_has_left_is_removed(write_tokens: WriteTokens) -> None:
-    """It has the tokens, even where the file itself came from another replica meanwhile."""
-    path = write_tokens(np.arange(1, 300))
-    original = path.read_bytes()
-    redact(path, "--range=0:5:9", *ERASE)
-    copy = path.parent / f".{path.name}.tokenfeed-erasing"
-    copy.write_bytes(original)
-    redact(path, *ERASE)
-
-    assert not copy.exists()
-
-
 def test_a_file_without_hits_is_not_touched(write_tokens: WriteTokens) -> None:
     """Of ten thousand shards a document is in one."""
     paths = [write_tokens(np.arange(1, 300), f"{name}.bin") for name in "ab"]
@@ -646,31 +377,6 @@ def test_a_file_without_hits_is_not_touched(write_tokens: WriteTokens) -> None:
 
     assert after[0] == before[0]
     assert after[1].st_ino != before[1].st_ino
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_full_disk_stops_it_before_it_begins(tmp_path: Path) -> None:
-    """Nothing is lost, and the same command goes on once there is room."""
-    code = (
-        "import os, sys, numpy; from pathlib import Path; "
-        "from tokenfeed.server.cli.redact import main; "
-        "path = Path(sys.argv[1]) / 'a.bin'; numpy.arange(1, 20_000).astype('<u2').tofile(path); "
-        "words = [str(path), '--range=0:5:9', '--erase', '--no-delimiter']; "
-        "before = path.read_bytes(); assert main(words) == 1; assert path.read_bytes() == before; "
-        "os.unlink(Path(sys.argv[1]) / 'filler'); assert main(words) == 0; "
-        "assert numpy.fromfile(path, '<u2')[5:9].tolist() == [0] * 4"
-    )
-    script = f"""
-        mount -t tmpfs -o size=128k none {tmp_path}
-        head -c 60000 /dev/zero > {tmp_path}/filler
-        exec {sys.executable} -c "{code}" {tmp_path}
-    """
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-ec", script], cwd=ROOT, capture_output=True, text=True
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "a copy of 39,998 bytes does not fit into" in done.stderr
 
 
 def test_a_list_elsewhere_is_used(open_: Open, write_tokens: WriteTokens, tmp_path: Path) -> None:
@@ -746,37 +452,6 @@ def test_a_copy_of_a_dataset_is_checked_like_the_dataset(
     assert (tmp_path / "blob").read_bytes() == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_the_owner_of_files_that_can_only_be_read_goes_on(tmp_path: Path) -> None:
-    """Root could do anything; others can open only what its mode says."""
-    path = tmp_path / "s" / "a.bin"
-    path.parent.mkdir()
-    np.arange(1, 300).astype("<u2").tofile(path)
-    path.chmod(0o444)
-    for each in (*tmp_path.parents, tmp_path):
-        if each != Path("/tmp") and each.is_relative_to("/tmp"):
-            each.chmod(0o755)
-    for each in (path.parent, path):
-        os.chown(each, 65534, 65534)
-    words = [str(path), "--range=0:5:9", *ERASE]
-    code = (
-        "import os, sys; from tokenfeed.server.cli.redact import main;"
-        " from tests.support.dying import die_at;"
-        " os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-        " sys.argv[1] and die_at('replace', 3, ('replace',)); sys.exit(main(sys.argv[2:]))"
-    )
-    command = [sys.executable, "-c", code]
-    died = subprocess.run([*command, "die", *words], cwd=ROOT, capture_output=True, text=True)
-    assert died.returncode == -signal.SIGKILL, died.stderr
-    assert len(list(path.parent.glob("*.tokenfeed-erasing"))) == 1
-    done = subprocess.run([*command, "", *words], cwd=ROOT, capture_output=True, text=True)
-
-    assert done.returncode == 0, done.stderr
-    assert np.flatnonzero(np.fromfile(path, "<u2") == 0).tolist() == [5, 6, 7, 8]
-    assert path.stat().st_mode & 0o777 == 0o444
-    assert not list(path.parent.glob("*.tokenfeed-erasing"))
-
-
 def test_who_can_read_the_files_can_read_what_is_said_of_them(write_tokens: WriteTokens) -> None:
     """Root erases, often with a narrow umask, and another user serves."""
     path = write_tokens(np.arange(1, 300))
@@ -789,73 +464,6 @@ def test_who_can_read_the_files_can_read_what_is_said_of_them(write_tokens: Writ
 
     said = list(path.parent.glob(".*.jsonl"))
     assert [each.stat().st_mode & 0o777 for each in said] == [0o644, 0o644]
-
-
-def test_rows_are_gathered_once_more_only_if_what_is_erased_has_changed(
-    open_: Open, write_tokens: WriteTokens
-) -> None:
-    """While ten thousand files are exchanged, the streams of other datasets go on."""
-    path = write_tokens(np.arange(1, 300))
-    dataset, reads = open_(path), list[int]()
-    reader = reader_of(dataset, Stream.of_dataset("train", orders.find("sequential-1"), 0, 8))
-
-    def exchanged(planes: object) -> list[Memory]:
-        reads.append(1)
-        if len(reads) == 2:
-            redact(path, "--range=0:5:9", *ERASE)
-        EXCHANGES.add()
-        return []
-
-    reader.fill(reader.take(1), exchanged)
-    assert len(reads) == 1
-    reader.fill(reader.take(1), exchanged)
-    assert len(reads) == 3
-
-
-def test_a_file_that_another_process_replaces_is_left_alone(
-    write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Folders that are one, by links or mounts, have one record each, but the copy has one name."""
-    path = write_tokens(np.arange(1, 300))
-    before = path.read_bytes()
-    copy = path.parent / f".{path.name}.tokenfeed-erasing"
-    with copy.open("wb") as used:
-        fcntl.flock(used, fcntl.LOCK_EX)
-        assert main([str(path), "--range=0:5:9", *ERASE]) == 1
-    assert "another tokenfeed redact replaces it now" in capsys.readouterr().err
-    assert path.read_bytes() == before
-    redact(path, "--range=0:5:9", *ERASE)
-    assert not copy.exists()
-
-
-def test_a_file_that_cannot_be_replaced_is_named_before_the_list_says_it(
-    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Else its rows would be refused, and their tokens would be on the disk."""
-    paths = [write_tokens(np.arange(n, 300), f"s/{n}.bin") for n in (1, 2)]
-    redact(*paths, "--range=0:5:9", "--range=1:5:9")
-    (listed,) = paths[0].parent.glob(".*-redactions.jsonl")
-    before, flags = listed.read_bytes(), fcntl.ioctl
-
-    def immutable(descriptor: int, request: int, argument: Any) -> Any:
-        is_other = os.fstat(descriptor).st_ino == paths[1].stat().st_ino
-        reads_flags = request == 0x80086601
-        return (
-            bytes([0x10, *bytes(7)])
-            if is_other and reads_flags
-            else flags(descriptor, request, argument)
-        )
-
-    with monkeypatch.context() as context:
-        context.setattr(fcntl, "ioctl", immutable)
-        assert main([*map(str, paths), *ERASE]) == 1
-    assert "2.bin: cannot be replaced: it is immutable" in capsys.readouterr().err
-    with monkeypatch.context() as context:
-        context.setattr(erasing, "mount_points", lambda: frozenset({str(paths[1])}))
-        assert main([*map(str, paths), *ERASE]) == 1
-    assert "2.bin: is mounted by itself" in capsys.readouterr().err
-    assert listed.read_bytes() == before
-    assert [0 in np.fromfile(path, "<u2") for path in paths] == [False, False]
 
 
 def test_a_file_that_would_look_like_something_else_is_not_erased(

@@ -8,7 +8,7 @@ import pytest
 
 from tokenfeed.server.datasets.redactions import list_content
 from tokenfeed.server.datasets.redactions.list_content import (
-    Damaged,
+    DamagedList,
     ErasedFile,
     Erasure,
     ListContent,
@@ -79,7 +79,7 @@ def test_any_damaged_byte_is_found() -> None:
     for place in range(len(whole)):
         damaged = bytearray(whole)
         damaged[place] ^= 1
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedList):
             ListContent.parse(bytes(damaged))
 
 
@@ -87,7 +87,7 @@ def test_a_truncated_list_is_found() -> None:
     """Also at the end of a line: it would be an older list."""
     whole = content().to_bytes()
     for end in range(len(whole)):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedList):
             ListContent.parse(whole[:end])
 
 
@@ -127,7 +127,7 @@ ERASURE |= {"files": [[0, bytes(32).hex()]]}
 )
 def test_what_is_sealed_and_no_list_is_refused(lines: list[object]) -> None:
     """Anyone can compute the seal."""
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedList):
         ListContent.parse(sealed(*lines))
 
 
@@ -139,7 +139,7 @@ def test_the_lines_of_these_cases_are_a_list_but_for_their_faults() -> None:
 def test_a_list_whose_hash_is_not_its_own_is_found() -> None:
     """A server would serve other rows than the run asked for."""
     found = ListContent.parse(sealed(FIRST, ADDITION))
-    with pytest.raises(Damaged, match="addition 1"):
+    with pytest.raises(DamagedList, match="addition 1"):
         found.list_of(1)
 
 

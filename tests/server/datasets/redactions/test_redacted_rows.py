@@ -25,7 +25,8 @@ from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.redactions import covering
 from tokenfeed.server.datasets.redactions.covering import Covering, SourceLists
 from tokenfeed.server.datasets.redactions.list_content import ListContent

@@ -54,7 +54,7 @@ def test_a_corpus_that_was_ingested_may_be_taken_as_rows(folder: Path) -> None:
     options = FormatOptions(row_tokens=tokens // 8)
 
     with closing(open_dataset(source, options, TokenChecks())) as dataset:
-        assert dataset.described().row_tokens == tokens // 8
+        assert dataset.describe().row_tokens == tokens // 8
         assert dataset.digest == DIGEST
 
 

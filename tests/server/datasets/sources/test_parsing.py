@@ -18,7 +18,7 @@ from tokenfeed.server.datasets.sources import (
     require_distinct_names,
 )
 from tokenfeed.server.storage.documents import Delimiters
-from tokenfeed.server.storage.options import DTYPE
+from tokenfeed.server.storage.option_names import DTYPE
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.datasets.sources import parse_datasets
 from tokenfeed.server.datasets.sources.splits import require_one_split
 from tokenfeed.server.ingest.inputs.discovery import find_sources
-from tokenfeed.server.storage.options import DATA
+from tokenfeed.server.storage.option_names import DATA
 
 REFUSED = {
     "fineweb_train_000001.bin fineweb_train_000002.bin fineweb_val_000000.bin":

@@ -16,7 +16,7 @@ from tests.server.storage.formats.writing import megatron_index
 from tests.support import reference
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.documents import Delimiters, DocumentStarts, document_starts_of
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.store import TokenStore, open_store
 from tokenfeed.stream.planes import DOCUMENT_STARTS
 from tokenfeed.wire.row_block import Plane
@@ -163,7 +163,7 @@ WRITERS: dict[str, Write] = {
 @contextmanager
 def opened(corpus: Corpus, read: str | None = None) -> Iterator[TokenStore]:
     """Its store."""
-    store, _ = open_store("train", corpus.paths, options(corpus.dtype), Storing(read=read))
+    store, _ = open_store("train", corpus.paths, options(corpus.dtype), StorageOptions(read=read))
     with ExitStack() as stack:
         stack.callback(store.close)
         yield store

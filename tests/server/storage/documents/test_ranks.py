@@ -28,13 +28,13 @@ from tokenfeed.server.storage.documents.index import IndexBuilder
 from tokenfeed.stream.stream import Stream
 
 target, ranks, *words = sys.argv[1:]
-made = IndexBuilder.made
+made = IndexBuilder.make
 
 def counted(builder, *arguments):
     os.write(1, f"made {builder.what}\\n".encode())
     return made(builder, *arguments)
 
-IndexBuilder.made = counted
+IndexBuilder.make = counted
 if "in the background" in words:
     starts_builder.BACKGROUND_BYTES_MIN = 1 << 20
 if "read-only" in words or "full" in words:

@@ -43,7 +43,8 @@ from tokenfeed.errors import (
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import packed_v1
 from tokenfeed.sampling.plan import plan
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.documents import (
     Delimiters,
@@ -330,15 +331,15 @@ def test_a_kept_file_is_checked_while_requests_are_answered(
     with indices_of(corpus) as other:
         other.make_now(KEY)
     require_agreement(found.make_now(packed(41)), packed(41))
-    right, reached, opened = RowsBuilder.found, threading.Event(), threading.Event()
+    right, reached, opened = RowsBuilder.find, threading.Event(), threading.Event()
 
     def find_slowly(job: RowsBuilder) -> RowIndex | None:
         reached.set()
         assert opened.wait(10)
         return right(job)
 
-    monkeypatch.setattr(RowsBuilder, "found", find_slowly)
-    monkeypatch.setattr(RowsBuilder, "made", None)
+    monkeypatch.setattr(RowsBuilder, "find", find_slowly)
+    monkeypatch.setattr(RowsBuilder, "make", None)
     with pytest.raises(Unreadable, match=r"still being made; 0\.0 % are done"):
         found.get(KEY)
     assert reached.wait(10)

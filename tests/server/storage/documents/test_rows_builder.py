@@ -83,7 +83,7 @@ def peak_of(job: RowsBuilder) -> int:
     """The most memory that a making takes beyond what there was."""
     tracemalloc.start()
     try:
-        job.made().close()
+        job.make().close()
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -34,7 +34,7 @@ from tests.server.storage.formats.writing import (
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.storage.door import open_file
 from tokenfeed.server.storage.formats import FormatOptions, Layout, llmc, read_layout
-from tokenfeed.server.storage.opened_file import OpenFile
+from tokenfeed.server.storage.open_file import OpenFile
 
 MEMORY_BYTES = 512 << 20
 """On top of what the process uses at the start."""

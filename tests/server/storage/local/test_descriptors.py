@@ -22,8 +22,12 @@ from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.local import descriptors as descriptors_module
-from tokenfeed.server.storage.local import opened_shards as opened_module
-from tokenfeed.server.storage.local.descriptors import AllOpen, LastUsed, descriptors_for
+from tokenfeed.server.storage.local import file_changes
+from tokenfeed.server.storage.local.descriptors import (
+    DescriptorCache,
+    DescriptorList,
+    descriptors_for,
+)
 from tokenfeed.server.storage.local.shard import FileStat
 from tokenfeed.server.storage.store import TokenStore
 
@@ -56,7 +60,7 @@ def open_store(paths: list[Path]) -> Iterator[Open]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened_module, "_PAUSES_SECONDS", (0.001,) * 4)
+    monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (0.001,) * 4)
 
 
 def descriptor_count() -> int:
@@ -130,7 +134,7 @@ def test_threads_that_close_the_files_of_each_other_read_the_right_ones(
 def test_a_file_in_use_is_closed_after_its_use() -> None:
     """Even if the others were used more recently."""
     may_end = threading.Event()
-    files = LastUsed(1, lambda file: os.open("/dev/null", os.O_RDONLY))
+    files = DescriptorCache(1, lambda file: os.open("/dev/null", os.O_RDONLY))
     used: list[int] = []
 
     def use(descriptor: int) -> None:
@@ -159,7 +163,7 @@ def test_the_files_used_last_stay_open() -> None:
         opened.append(file)
         return os.open("/dev/null", os.O_RDONLY)
 
-    files = LastUsed(2, open_again)
+    files = DescriptorCache(2, open_again)
     for file in (0, 1, 0, 2, 0, 1, 0):
         files.call(os.fstat, file)
     files.close()
@@ -323,7 +327,7 @@ def test_an_error_of_opening_is_the_error_of_the_read() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with pytest.raises(OSError, match="Too many open files"):
-        LastUsed(3, refuse).call(os.fstat, 0)
+        DescriptorCache(3, refuse).call(os.fstat, 0)
 
 
 def test_all_files_stay_open_where_the_hard_limit_has_room_for_them(
@@ -336,14 +340,14 @@ def test_all_files_stay_open_where_the_hard_limit_has_room_for_them(
     open_now = descriptor_count()
     monkeypatch.setattr(descriptors_module, "_SPARE", hard - open_now - 100)
 
-    def found(file_count: int) -> AllOpen | LastUsed:
+    def found(file_count: int) -> DescriptorList | DescriptorCache:
         return descriptors_for("train", ["x"] * file_count, lambda file: file)
 
-    assert isinstance(found(90), AllOpen)
+    assert isinstance(found(90), DescriptorList)
     assert not caplog.messages
     few = found(110)
 
-    assert isinstance(few, LastUsed)
+    assert isinstance(few, DescriptorCache)
     assert abs(few.open_max - 50) <= 2
     (message,) = caplog.messages
     assert message.startswith("files are opened as they are read dataset=train files=110 open=")

@@ -17,15 +17,15 @@ from tokenfeed.stream import identity
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.wire.row_block import Plane
 
-from ..storage.bytes import PIECE_BYTES
-from ..storage.door import Storing, open_file
-from ..storage.formats import FormatOptions, npy
-from ..storage.formats.datatrove import SUFFIX
-from ..storage.options import LOSS_MASK as MASK_OPTION
-from ..storage.store import TokenStore, open_store
-from .content import Block, Content
+from ...storage.bytes import PIECE_BYTES
+from ...storage.door import StorageOptions, open_file
+from ...storage.formats import FormatOptions, npy
+from ...storage.formats.datatrove import SUFFIX
+from ...storage.option_names import LOSS_MASK as MASK_OPTION
+from ...storage.store import TokenStore, open_store
+from ..content import Block, Content
+from ..sources.paths import mask_of
 from .plane_files import PlaneFiles, files_beside
-from .sources.paths import mask_of
 
 _BYTES = FormatOptions.parse("raw", "uint8", None)
 _ARRAYS = replace(FormatOptions.parse("npy", "uint8", None), are_flags=True)
@@ -53,7 +53,7 @@ def _names(path: str) -> Iterator[str]:
 def open_loss_mask(
     tokens: TokenStore,
     paths: Sequence[str],
-    storing: Storing,
+    storage: StorageOptions,
     stopped: Callable[[], bool] = lambda: False,
 ) -> LossMask:
     """Open the masks of a dataset, check them, and compute the fingerprint of the plane.
@@ -65,16 +65,16 @@ def open_loss_mask(
         problem = f"{len(paths)} file(s) of masks do not match {len(tokens.shards)} of tokens"
         problem += f"; {MASK_OPTION} needs one for each, in their order"
         raise InvalidCorpus(paths[0], problem, MASK_OPTION)
-    return LossMask.checked(_open_files(tokens.name, paths, storing), tokens, stopped)
+    return LossMask.checked(_open_files(tokens.name, paths, storage), tokens, stopped)
 
 
-def _open_files(name: str, paths: Sequence[str], storing: Storing) -> TokenStore:
+def _open_files(name: str, paths: Sequence[str], storage: StorageOptions) -> TokenStore:
     """Open the masks of a dataset.  Raises: InvalidCorpus."""
     with open_file(paths[0]) as first:
         options = _ARRAYS if npy.matches(first) else _BYTES
     if options is _ARRAYS:
         _require_flags(paths)
-    return open_store(name, paths, options, replace(storing, are_beside=True))[0]
+    return open_store(name, paths, options, replace(storage, are_beside=True))[0]
 
 
 def _require_flags(paths: Sequence[str]) -> None:

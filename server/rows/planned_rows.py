@@ -11,7 +11,7 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import SampleList
 
 
-class LookaheadPlan:
+class PlannedRows:
     """Spans of the rows of one stream, requested in order.
 
     Planning a few thousand rows costs little more than planning one. The read-ahead needs rows

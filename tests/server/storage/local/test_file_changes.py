@@ -22,15 +22,15 @@ from tests.support.stores import STORES, map_store
 from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.server.datasets.content import InOrder
+from tokenfeed.server.datasets.content import SequentialDigest
 from tokenfeed.server.datasets.warmup import warm
 from tokenfeed.server.runtime.threads.poll_rate import PollRate
 from tokenfeed.server.storage.bytes import Extents, run_inline
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local import opened_shards
+from tokenfeed.server.storage.local import file_changes
 from tokenfeed.server.storage.local.copying import FILES_AT_ONCE
-from tokenfeed.server.storage.local.opened_shards import Unread
+from tokenfeed.server.storage.local.file_changes import FailedRead
 from tokenfeed.server.storage.store import TokenStore
 
 Store = TokenStore
@@ -39,12 +39,12 @@ PIECE_BYTES = 1 << 20
 
 
 @pytest.fixture
-def open_store(storing: Storing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (0.001,) * 4)
+def open_store(storage: StorageOptions, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (0.001,) * 4)
     stores: list[Any] = []
 
     def start(*paths: Path, poll_rate: PollRate | None = None) -> Any:
-        kind = STORES[storing.read or ""]
+        kind = STORES[storage.read or ""]
         stores.append(
             kind("train", [str(path) for path in paths], options("<u2"), poll_rate or PollRate())
         )
@@ -113,7 +113,7 @@ def test_a_reread_that_fails_is_repeated_after_the_next_check(
     lost: bool,
 ) -> None:
     """Its new time is known by then, so nothing else would cause another reread."""
-    monkeypatch.setattr(opened_shards, "_REREAD_PAUSE", 0)
+    monkeypatch.setattr(file_changes, "_REREAD_PAUSE", 0)
     path = write_tokens(np.arange(1, 5000))
     other = write_tokens(np.arange(1, 9), "other.bin")
     store = open_store(path, other)
@@ -139,7 +139,7 @@ def failing(store: Store, shard: int, failures: float) -> Callable[[Extents, Any
         nonlocal failures
         if (extents.file == store.files.first_file + shard).any() and failures > 0:
             failures -= 1
-            raise Unread(shard, OSError(errno.EIO, os.strerror(errno.EIO)))
+            raise FailedRead(shard, OSError(errno.EIO, os.strerror(errno.EIO)))
         right(extents, target)
 
     return read
@@ -182,7 +182,7 @@ def test_many_retries_of_one_file_do_not_block_another_file(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More retries than concurrent gathers are allowed."""
-    monkeypatch.setattr(opened_shards, "_PAUSES_SECONDS", (60.0,))
+    monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (60.0,))
     store = open_store(write_tokens(range(1, 9), "sick.bin"), write_tokens(range(11, 19)))
     tries: list[int] = []
     right = failing(store, 0, np.inf)
@@ -282,7 +282,7 @@ def test_a_warm_up_that_reads_yields_all_content_in_order(
 
 
 def test_a_warm_up_counts_the_bytes_behind_the_tokens_of_the_last_file_too(
-    tmp_path: Path, storing: Storing
+    tmp_path: Path, storage: StorageOptions
 ) -> None:
     """Another tensor, for example, which need not be read: a digest is complete at its end."""
     header = json.dumps({
@@ -293,9 +293,9 @@ def test_a_warm_up_counts_the_bytes_behind_the_tokens_of_the_last_file_too(
     for path in paths:
         path.write_bytes(len(header).to_bytes(8, "little") + header + b"\1\0" * 54)
     words = FormatOptions.parse(None, None, "tokens")
-    kind = STORES[storing.read or ""]
+    kind = STORES[storage.read or ""]
     with closing(kind("train", [str(path) for path in paths], words, PollRate())) as store:
-        reading = InOrder(store)
+        reading = SequentialDigest(store)
 
         assert warm(store, lambda: False, reading.add) == store.files.memory_bytes
 
@@ -347,7 +347,7 @@ def test_touching_all_files_does_not_reread_the_dataset_for_each_of_them(
 ) -> None:
     """`chmod -R` on 10,000 shards would be 10,000 times the whole corpus."""
     now = 0.0
-    monkeypatch.setattr(opened_shards, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(file_changes, "time", SimpleNamespace(monotonic=lambda: now))
     paths = [write_tokens(range(1, 1001), f"{index}.bin") for index in range(20)]
     store = open_store(*paths)
     read_at = []

@@ -19,10 +19,10 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.stream import identity
 from tokenfeed.wire.row_block import Plane
 
-from ..storage.bytes import Submit, run_inline
-from ..storage.door import door_of
-from ..storage.store import TokenStore
-from .content import Block, Content
+from ...storage.bytes import Submit, run_inline
+from ...storage.door import door_of
+from ...storage.store import TokenStore
+from ..content import Block, Content
 
 Own = TypeVar("Own", bound="PlaneFiles")
 

@@ -10,7 +10,7 @@ from tokenfeed.commands import program
 from tokenfeed.stream.position import BATCH_BYTES_MAX
 
 from ..datasets.options import OPTIONS
-from ..storage.options import (
+from ..storage.option_names import (
     CACHE_DIR,
     DTYPE,
     FORMAT,

@@ -1,5 +1,5 @@
-"""A server takes up a file without its erased tokens, which is found in the place of the one that
-it has opened.
+"""The shards that an erasure has replaced: a server that has opened an old one takes up the new one
+that it finds in its place, and says when it has taken up all of them.
 """
 
 from __future__ import annotations
@@ -7,16 +7,16 @@ from __future__ import annotations
 from tokenfeed.errors import CorpusChanged, Unreadable
 
 from ...storage.formats import Layout
-from ...storage.opened_file import OpenFile
+from ...storage.open_file import OpenFile
 from ...storage.store import TokenStore
 from ..content import fingerprint_of_file
 from .list_file import RedactionLists
 from .overlay import Overlay
 
 
-class Replacements:
-    """Which files a dataset takes up, and which are known to have no erased token. May be asked by
-    several threads: at worst, one of them reads a file again.
+class ReplacedShards:
+    """The replaced shards of a dataset: which may be taken up, and which are known to have no
+    erased token. Several threads may ask: at worst, one of them reads a file again.
     """
 
     def __init__(self, lists: RedactionLists) -> None:

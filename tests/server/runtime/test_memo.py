@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tokenfeed.server.runtime.kept import Kept
+from tokenfeed.server.runtime.memo import Memo
 
 
-def kept(size_max: int) -> Kept[str, bytes]:
-    return Kept(len, size_max)
+def kept(size_max: int) -> Memo[str, bytes]:
+    return Memo(len, size_max)
 
 
 def test_values_are_dropped_by_their_size_and_the_last_one_never() -> None:

@@ -12,7 +12,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Kept(Generic[Key, Value]):
+class Memo(Generic[Key, Value]):
     """Values by their key. May be used from several threads at once: who needs a value that another
     thread makes waits for it; who needs another one does not.
     """

@@ -1,4 +1,4 @@
-"""The opened files of a dataset: detects their changes, and retries failed reads.
+"""Changes of the opened files of a dataset are detected here, and failed reads are retried.
 
 Files are checked one at a time, at a rate that all datasets share (PollRate). After a failed read,
 the size and the modification time decide: if one of them has changed, the file was truncated or
@@ -21,7 +21,7 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from ...runtime.exceptions import log_safe_name
 from ...runtime.threads.poll_rate import PollRate
 from ..bytes import CHANGED, IsErasedFile, SameContent, Submit
-from .files import LocalFile, open_file
+from .files import LocalFile, open_local_file
 from .shard import FileChange, FileStat, Shard
 
 Result = TypeVar("Result")
@@ -37,8 +37,8 @@ and each of them would cause a reread.
 """
 
 
-class Unread(Exception):
-    """A part of a shard could not be read.  shard: its index.  error: why."""
+class FailedRead(Exception):
+    """A part of a shard that could not be read.  shard: its index.  error: why."""
 
     def __init__(self, shard: int, error: OSError) -> None:
         """Keep both."""
@@ -47,8 +47,8 @@ class Unread(Exception):
         self.error = error
 
 
-class OpenedShards(ABC):
-    """The files of a dataset, as they were opened.
+class WatchedShards(ABC):
+    """The shards of a dataset as they were opened, watched for changes. `LocalBytes` reads them.
 
     Several threads change its few values without a lock: at worst, files are reread twice.
     """
@@ -113,7 +113,7 @@ class OpenedShards(ABC):
     def is_written(self, index: int) -> bool:
         """Return whether a file was truncated or written to, by its current size and time.
 
-        Raises: Unread if they cannot be read.
+        Raises: FailedRead if they cannot be read.
         """
         return self._current_change(index) is FileChange.MODIFIED
 
@@ -128,8 +128,8 @@ class OpenedShards(ABC):
             return None
 
     def with_retries(self, read: Callable[[], Result], patient: bool = True) -> Result:
-        """Return the result of `read`, which is retried for about a second while it raises Unread.
-        If not patient, it is called once, and the cause of a failure is not examined.
+        """Return the result of `read`, which is retried for about a second while it raises
+        FailedRead. If not patient, it is called once, and the cause of a failure is not examined.
 
         Raises: CorpusChanged if a file was truncated or written to, or if it cannot be read after
         all retries and its name is gone, so that its size is unknown; otherwise Unreadable.
@@ -137,7 +137,7 @@ class OpenedShards(ABC):
         for pause_seconds in _PAUSES_SECONDS if patient else ():
             try:
                 return read()
-            except Unread as unread:
+            except FailedRead as unread:
                 if self.was_cut(unread):
                     name = log_safe_name(self.shards[unread.shard].path)
                     error = unread.error.strerror
@@ -146,7 +146,7 @@ class OpenedShards(ABC):
             self._closed.wait(pause_seconds)
         try:
             return read()
-        except Unread as unread:
+        except FailedRead as unread:
             if patient and self._may_reload(unread.shard):
                 return self.with_retries(read, patient=False)
             if patient and self._is_gone(unread.shard):
@@ -157,7 +157,7 @@ class OpenedShards(ABC):
             cure = "retry on this or another server; the log of this server names the file"
             raise Unreadable("dataset", f"{self.name!r} {problem}; {cure}") from unread.error
 
-    def was_cut(self, unread: Unread) -> bool:
+    def was_cut(self, unread: FailedRead) -> bool:
         """Return whether a read failed because the file was truncated or written to. Otherwise logs
         the failure, at most once in _LOG_SECONDS.
         """
@@ -165,7 +165,7 @@ class OpenedShards(ABC):
         try:
             if self._current_change(unread.shard) is FileChange.MODIFIED:
                 return True
-        except Unread as failed_stat:
+        except FailedRead as failed_stat:
             unread = failed_stat
         if time.monotonic() - self._logged_at >= _LOG_SECONDS:
             self._logged_at = time.monotonic()
@@ -266,13 +266,13 @@ class OpenedShards(ABC):
         """Return whether the opened file cannot be reached: no descriptor, and its name is gone."""
         try:
             return self._status_of is None and self._current_change(index) is FileChange.REPLACED
-        except Unread:
+        except FailedRead:
             return False
 
     def _current_change(self, index: int) -> FileChange:
         """Return how an opened file has changed, by its descriptor if there is one, or its name.
 
-        Raises: Unread if the stat call fails.
+        Raises: FailedRead if the stat call fails.
         """
         self._poll_rate.wait_turn()
         shard = self.shards[index]
@@ -281,7 +281,7 @@ class OpenedShards(ABC):
                 return shard.detect_change(shard.current_stat())
             return shard.detect_change(FileStat.of(self._status_of(index)))
         except OSError as error:
-            raise Unread(index, error) from error
+            raise FailedRead(index, error) from error
 
     def reload(self, index: int) -> bool:
         """Serve the file in the place of an opened one if it is that without its erased tokens;
@@ -290,7 +290,7 @@ class OpenedShards(ABC):
         Raises: InvalidCorpus or OSError if it cannot be read.
         """
         known = self.shards[index]
-        with open_file(known.path) as file:
+        with open_local_file(known.path) as file:
             facts = FileStat.of(file.status)
             if facts == known.facts:
                 return True  # another thread was faster

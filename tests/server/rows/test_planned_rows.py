@@ -8,7 +8,7 @@ import pytest
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.server.rows.lookahead import LookaheadPlan
+from tokenfeed.server.rows.planned_rows import PlannedRows
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 
@@ -31,7 +31,7 @@ def require_same(found: Spans, first_row: int, end_row: int) -> None:
 def test_rows_beyond_the_plan_are_planned_on_request(step: int) -> None:
     """The read-ahead needs rows beyond the plan, or the disk would be idle."""
     first_row, end_row, ahead = 5, 5 * PLAN_ROWS, 512
-    rows = LookaheadPlan(STREAM, SHAPES, POSITION, first_row, end_row)
+    rows = PlannedRows(STREAM, SHAPES, POSITION, first_row, end_row)
     looked_at = first_row
     for first in range(first_row, end_row, step):
         end = min(first + step, end_row)
@@ -44,7 +44,7 @@ def test_rows_beyond_the_plan_are_planned_on_request(step: int) -> None:
 
 def test_no_row_after_the_end_of_the_stream_is_planned() -> None:
     """There is no sample 2^63, and an epoch's padding must not be read."""
-    rows = LookaheadPlan(STREAM, SHAPES, POSITION, 0, 10)
+    rows = PlannedRows(STREAM, SHAPES, POSITION, 0, 10)
 
     require_same(rows.rows(0, 5000), 0, 10)
     rows.discard_before(10)
@@ -53,7 +53,7 @@ def test_no_row_after_the_end_of_the_stream_is_planned() -> None:
 
 def test_what_was_handed_out_is_not_kept() -> None:
     """A stream runs for weeks."""
-    rows = LookaheadPlan(STREAM, SHAPES, POSITION, 0, 1 << 40)
+    rows = PlannedRows(STREAM, SHAPES, POSITION, 0, 1 << 40)
     for first in range(0, 100 * PLAN_ROWS, 1000):
         rows.rows(first, first + 1000)
         rows.discard_before(first + 1000)

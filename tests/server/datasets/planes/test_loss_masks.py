@@ -20,11 +20,12 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import plan
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset, start_polling
-from tokenfeed.server.datasets.opening import PlaneOptions, TokenChecks, log_opened, open_dataset
+from tokenfeed.server.datasets.opening import TokenChecks, log_opened, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource, parse_datasets
 from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.storage.bytes import Extents
-from tokenfeed.server.storage.door import Storing
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.local import choice, descriptors
 from tokenfeed.server.storage.mixed_store import MixedStore
@@ -46,12 +47,16 @@ def random_masks(lengths: Sequence[int] = LENGTHS, seed: int = 1) -> list[Mask]:
 
 
 @pytest.fixture
-def masked(tmp_path: Path, storing: Storing) -> Iterator[Masked]:
+def masked(tmp_path: Path, storage: StorageOptions) -> Iterator[Masked]:
     """Open a dataset of files with masks beside them, or with masks that are named."""
     opened: list[Dataset] = []
 
     def open_masked(
-        masks: Sequence[Mask], *, name: str = "x", named: bool = False, storing: Storing = storing
+        masks: Sequence[Mask],
+        *,
+        name: str = "x",
+        named: bool = False,
+        storage: StorageOptions = storage,
     ) -> Dataset:
         folder = tmp_path / f"{name}{len(opened)}"
         folder.mkdir()
@@ -66,7 +71,7 @@ def masked(tmp_path: Path, storing: Storing) -> Iterator[Masked]:
         source = DatasetSource(name, tuple(paths))
         given = mask_paths if named else ()
         planes = PlaneOptions(given)
-        opened.append(open_dataset(source, options(), TokenChecks(), storing, planes=planes))
+        opened.append(open_dataset(source, options(), TokenChecks(), storage, planes=planes))
         return opened[-1]
 
     yield open_masked
@@ -124,7 +129,7 @@ def test_the_fingerprint_of_a_mask_is_the_published_one(masked: Masked) -> None:
 
     entries = [mask.tobytes() for mask in masks]
     assert dataset.store.planes == {LOSS_MASK: reference.plane_fingerprint(LOSS_MASK, entries)}
-    (plane,) = dataset.described().planes
+    (plane,) = dataset.describe().planes
     assert (plane.kind, plane.fingerprint) == (LOSS_MASK, dataset.store.planes[LOSS_MASK])
 
 
@@ -295,7 +300,7 @@ def test_masks_are_read_without_maps_where_a_process_may_have_no_more(
     monkeypatch.setattr(choice, "_MAPS_SPARE", 1 << 31)
     masks = random_masks()
 
-    dataset = masked(masks, storing=Storing())
+    dataset = masked(masks, storage=StorageOptions())
 
     assert dataset.loss_mask is not None
     assert (dataset.store.files.kind, dataset.loss_mask.store.files.kind) == ("map", "pread")
@@ -312,7 +317,7 @@ def test_where_there_is_no_room_for_maps_the_cure_is_not_to_map(
     monkeypatch.setattr(descriptors, "_SPARE", 1 << 31)
 
     with pytest.raises(InvalidCorpus, match="raise the hard limit of open files") as refused:
-        masked(random_masks(), storing=Storing())
+        masked(random_masks(), storage=StorageOptions())
 
     assert refused.value.problem.endswith(", or raise vm.max_map_count")
 
