@@ -7,7 +7,7 @@ files.py            Files: a server's own reader, in this process
 open_source.py      from the target of a feed to one of them
 file_target.py      the words of a target of files
 check.py            by a description: whether a stream can be read from a server, or from files
-wanted_planes.py    which planes a stream requests
+plane_selection.py  which planes a stream requests
 describe.py         Describe, of all servers at once
 calls.py            what each call of a stream asks for
 background_rows.py  rows that a thread brings for one consumer

@@ -12,7 +12,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, Request
 
 from .check import corpora_of
-from .wanted_planes import known_fingerprints, plane_fingerprint
+from .plane_selection import known_fingerprints, plane_fingerprint
 
 
 class Call(NamedTuple):

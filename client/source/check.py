@@ -22,9 +22,9 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, Request, require_size, require_within
 
-from .wanted_planes import WantedPlanes, plane_fingerprint
+from .plane_selection import PlaneSelection, plane_fingerprint
 
-Described = tuple[pb.Dataset, ...]
+Descriptions = tuple[pb.Dataset, ...]
 """Descriptions of the datasets of a stream, in the order of its sources."""
 FILES = "target"
 """The address of local files: what their errors name."""
@@ -35,8 +35,8 @@ def require_usable(
     described: pb.DescribeResponse,
     request: Request,
     client_name: str,
-    reference: Described | None,
-    planes: WantedPlanes,
+    reference: Descriptions | None,
+    planes: PlaneSelection,
 ) -> None:
     """Raise RequestError, naming the server, unless it speaks this contract, accepts the requests,
     has the corpus and the wanted planes that the stream began with, and all lists of its
@@ -73,7 +73,7 @@ def _at(address: str) -> str:
     return "" if address == FILES else f" ({address})"
 
 
-def _require_lists(address: str, stream: Stream, datasets: Described) -> None:
+def _require_lists(address: str, stream: Stream, datasets: Descriptions) -> None:
     """Raise ListMissing unless these datasets have all lists of redactions of a stream."""
     known = dict(zip(stream.numbers, datasets, strict=True))
     for redaction in stream.redactions:
@@ -86,7 +86,7 @@ def _require_lists(address: str, stream: Stream, datasets: Described) -> None:
             )
 
 
-def _require_rows(address: str, stream: Stream, datasets: Described) -> None:
+def _require_rows(address: str, stream: Stream, datasets: Descriptions) -> None:
     """Raise BeingMade unless the rows of all orders over documents are made; InvalidRequest if one
     has none.
     """
@@ -122,7 +122,7 @@ def _require_same_pieces(
         )
 
 
-def _require_windows(stream: Stream, datasets: Described) -> None:
+def _require_windows(stream: Stream, datasets: Descriptions) -> None:
     """Raise InvalidRequest unless each of several sources has a window. One dataset is refused by
     its server.
     """
@@ -189,7 +189,7 @@ def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fr
 
 
 def document_warnings(
-    stream: Stream, datasets: Sequence[pb.Dataset], planes: WantedPlanes
+    stream: Stream, datasets: Sequence[pb.Dataset], planes: PlaneSelection
 ) -> list[str]:
     """Return what is not learned of each source, because its documents are longer than a row; and
     of which sources with loss masks the rows begin and end within documents.
@@ -241,7 +241,7 @@ def _rows_of(dataset: pb.Dataset, order: str) -> pb.OrderRows:
     raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
 
 
-def without_rows(datasets: Described) -> Described:
+def without_rows(datasets: Descriptions) -> Descriptions:
     """Return descriptions without the rows, which are of one context length."""
     found = []
     for dataset in datasets:
@@ -251,7 +251,7 @@ def without_rows(datasets: Described) -> Described:
     return tuple(found)
 
 
-def with_hashes(known: Described | None, other: Described) -> Described:
+def with_hashes(known: Descriptions | None, other: Descriptions) -> Descriptions:
     """Return the known descriptions, with digests and fingerprints of planes of others where they
     have none.
     """

@@ -19,14 +19,14 @@ from ..device.row_source import RowSource
 from ..runtime.counters import Counters
 from ..runtime.supervised import Supervised
 from .check import (
-    Described,
+    Descriptions,
     corpora_of,
     counted_rows,
     document_warnings,
     require_usable,
     without_rows,
 )
-from .wanted_planes import DEFAULT_PLANES, WantedPlanes
+from .plane_selection import DEFAULT_PLANES, PlaneSelection
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -36,7 +36,7 @@ StreamMismatch.
 """
 
 
-class Required(TypedDict, total=False):
+class Requirements(TypedDict, total=False):
     """What a feed requires of datasets.
 
     fingerprint: of the corpus, for one dataset; None, which is the default, accepts any.
@@ -46,7 +46,7 @@ class Required(TypedDict, total=False):
 
     fingerprint: bytes | None
     agreement: Agreement | None
-    planes: WantedPlanes
+    planes: PlaneSelection
 
 
 class Datasets(Supervised, ABC):
@@ -61,12 +61,12 @@ class Datasets(Supervised, ABC):
         *,
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
-        planes: WantedPlanes = DEFAULT_PLANES,
+        planes: PlaneSelection = DEFAULT_PLANES,
     ) -> None:
         """Know nothing of the datasets yet; does no I/O.
 
         request: template of all streams, which differ from it only by their position.
-        client_name: name of this client in server logs; "" is none.  The others: see Required.
+        client_name: name of this client in server logs; "" is none.  The others: see Requirements.
         """
         super().__init__()
         self._request = request
@@ -75,16 +75,16 @@ class Datasets(Supervised, ABC):
         self._fingerprint = fingerprint
         self._agreement = agreement
         self.planes = planes.of_pieces(request.stream)
-        self._described: Described | None = None
+        self._described: Descriptions | None = None
 
     @abstractmethod
-    def await_described(self) -> Described:
+    def await_described(self) -> Descriptions:
         """Return the description of each source, which the stream begins with; waits for them.
         Raises: TokenfeedError.
         """
 
     @abstractmethod
-    def _describe_again(self, context_length: int, redactions: Redactions) -> Described:
+    def _describe_again(self, context_length: int, redactions: Redactions) -> Descriptions:
         """Return descriptions of now, once they were found usable; waits for them.
 
         context_length: of the rows to count.  redactions: whose lists have to be there.
@@ -134,7 +134,7 @@ class Datasets(Supervised, ABC):
             described = self._describe_again(context_length, self._request.stream.redactions)
         return counted_rows(described[place], order)
 
-    def _begin(self, described: Described) -> None:
+    def _begin(self, described: Descriptions) -> None:
         """Begin all streams with descriptions that were found usable.  Raises: StreamMismatch if
         other ranks have others.
         """
@@ -146,7 +146,7 @@ class Datasets(Supervised, ABC):
         for problem in document_warnings(stream, described, self.planes):
             _LOG.warning("%s", problem)
 
-    def _reference(self, context_length: int) -> Described | None:
+    def _reference(self, context_length: int) -> Descriptions | None:
         """Return what descriptions have to agree with; None before there is anything."""
         if self._described is None:
             known = self._fingerprint
@@ -158,7 +158,7 @@ class Datasets(Supervised, ABC):
         self,
         address: str,
         described: pb.DescribeResponse,
-        reference: Described | None,
+        reference: Descriptions | None,
         redactions: Redactions,
     ) -> None:
         """Raise what `require_usable` does.  address: of a server, or FILES."""

@@ -22,8 +22,8 @@ from ..runtime.counters import Counters
 from ..runtime.supervisor import Task
 from ..transport.addresses import Targets
 from .calls import Calls
-from .check import FILES, Described
-from .datasets import Datasets, Required
+from .check import FILES, Descriptions
+from .datasets import Datasets, Requirements
 from .describe import describe_sources
 from .file_rows import FileBlocks, FileRows
 from .file_target import parse_local_target
@@ -52,7 +52,7 @@ class Files(Datasets):
         request: Request,
         *,
         reconnect_seconds: float,
-        **required: Unpack[Required],
+        **required: Unpack[Requirements],
     ) -> None:
         """Parse the targets; does no I/O.
 
@@ -66,7 +66,7 @@ class Files(Datasets):
         self._open_lock = threading.Lock()
         self._supervise(self._close_files)
 
-    def await_described(self) -> Described:
+    def await_described(self) -> Descriptions:
         """Return the description of each source; opens them first.  Raises: RequestError,
         CorpusError.
         """
@@ -101,13 +101,13 @@ class Files(Datasets):
         described = self.await_described()
         return opened, Calls(self.planes.request(request, described), described)
 
-    def _describe_again(self, context_length: int, redactions: Redactions) -> Described:
+    def _describe_again(self, context_length: int, redactions: Redactions) -> Descriptions:
         opened = self._await_opened()
         return self._describe(opened, context_length, redactions)
 
     def _describe(
         self, opened: LocalDatasets, context_length: int, redactions: Redactions
-    ) -> Described:
+    ) -> Descriptions:
         """Return descriptions, once they were found usable, as of a server."""
         answer = describe_sources(
             self._request.stream, context_length, "the target", opened.describe

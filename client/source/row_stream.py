@@ -26,7 +26,7 @@ from ..transport.replicas import Replica
 from .background_rows import BackgroundRows, Owner
 from .calls import Calls
 from .failover import Failover
-from .wanted_planes import require_valid
+from .plane_selection import require_valid
 
 _WATCH_SECONDS = 0.5
 _GOODBYE_SECONDS = 0.2

@@ -36,8 +36,8 @@ from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
 from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 from .calls import Calls
-from .check import Described, with_hashes
-from .datasets import Datasets, Required
+from .check import Descriptions, with_hashes
+from .datasets import Datasets, Requirements
 from .describe import describe_all, describe_sources, refusal_of_all
 from .failover import Failover
 from .row_stream import RowStream
@@ -49,7 +49,7 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 _Accepted = weakref.WeakKeyDictionary[Channel, Redactions]
 """Connections to servers that were found usable, and the redactions whose lists these have."""
-Ask = Callable[[float, set[DescribeCall]], Described]
+Ask = Callable[[float, set[DescribeCall]], Descriptions]
 """Asks servers, with a timeout in seconds; the set holds the open calls, to be cancelled."""
 
 
@@ -65,7 +65,7 @@ class Servers(Datasets):
         credentials: Credentials = PLAINTEXT,
         client_name: str = "",
         is_tool: bool = False,
-        **required: Unpack[Required],
+        **required: Unpack[Requirements],
     ) -> None:
         """Remember the servers; does no I/O.
 
@@ -137,7 +137,7 @@ class Servers(Datasets):
             # It has sent rows before: a proxy answers like this while its server is replaced.
             raise Unreachable(replica.address, error.problem) from None
 
-    def described(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> Described:
+    def described(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> Descriptions:
         """Return the description of each source: fingerprint, tokens, rows of each order.
 
         The first thread that calls this asks all servers, once. Without a required corpus, that of
@@ -158,13 +158,13 @@ class Servers(Datasets):
             assert self._described is not None
             return self._described
 
-    def await_described(self) -> Described:
+    def await_described(self) -> Descriptions:
         """Like `described`, but wait for unavailable servers; for a consumer's thread.  Raises:
         RequestError, CorpusError; Unreachable after reconnect_seconds.
         """
         return self._described or self._await(self.described)
 
-    def _await(self, ask: Ask) -> Described:
+    def _await(self, ask: Ask) -> Descriptions:
         """Return the result of ask; retries until a server answers.
 
         ask: asks all servers.  Raises: like `await_described`.
@@ -191,7 +191,7 @@ class Servers(Datasets):
         """Return the rows of a stream, which does not receive before `start`."""
         return RowStream(self, request, prefetch_bytes=prefetch_bytes, counters=counters)
 
-    def _describe_again(self, context_length: int, redactions: Redactions) -> Described:
+    def _describe_again(self, context_length: int, redactions: Redactions) -> Descriptions:
         """Ask all servers; ListMissing if after 3 s none has all lists."""
         return self._await(partial(self._describe_all, context_length, redactions))
 
@@ -201,7 +201,7 @@ class Servers(Datasets):
         redactions: Redactions,
         timeout_seconds: float,
         open_calls: set[DescribeCall],
-    ) -> Described:
+    ) -> Descriptions:
         """Ask all servers, accept those with the same corpus, and log the others.
 
         context_length, redactions: as for `_describe_again`.
@@ -213,7 +213,7 @@ class Servers(Datasets):
             timeout_seconds,
         )
         reference = self._reference(context_length)
-        found: Described | None = None
+        found: Descriptions | None = None
         refused: list[tuple[str, RequestError]] = []
         not_ready: list[Unreachable] = []
         for answer in answers:
@@ -242,7 +242,7 @@ class Servers(Datasets):
         self._learn_hashes(found)
         return found
 
-    def _learn_hashes(self, datasets: Described) -> None:
+    def _learn_hashes(self, datasets: Descriptions) -> None:
         """Store the hashes that were not known yet. Later checks compare them."""
         if self._described is not None:
             self._described = with_hashes(self._described, datasets)
@@ -285,7 +285,7 @@ class Servers(Datasets):
         return accepted is not None and set(redactions) <= set(accepted)
 
 
-class _DescribeTask(AwaitedTask[Described]):
+class _DescribeTask(AwaitedTask[Descriptions]):
     """A request to all servers."""
 
     thread_name = "tokenfeed-describe"
@@ -312,7 +312,7 @@ class _DescribeTask(AwaitedTask[Described]):
         if self._remote.closed:
             raise _closed_unused()
 
-    def _work(self) -> Described:
+    def _work(self) -> Descriptions:
         result = self._failover.run(
             lambda _: self._ask(self._failover.read_seconds, self._open_calls),
             pause=self._notifier.wait,

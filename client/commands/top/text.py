@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tokenfeed.commands.status import words
-from tokenfeed.commands.status.attention import Judgement, SeenStream, health, judge
+from tokenfeed.commands.status.attention import Judgement, StreamJudgement, health, judge
 from tokenfeed.commands.status.states import Level
 from tokenfeed.v1 import status_pb2 as pb
 
@@ -145,14 +145,14 @@ def _dataset(dataset: pb.DatasetStatus) -> tuple[str, ...]:
     )
 
 
-def _streams(streams: Sequence[SeenStream], width: int | None) -> list[Line]:
+def _streams(streams: Sequence[StreamJudgement], width: int | None) -> list[Line]:
     if not streams:
         return [Line(""), Line("No client has read yet.")]
     rows = [_stream(seen) for seen in streams]
     return _with_levels(table(_STREAM_COLUMNS, rows, width), [seen.state.level for seen in streams])
 
 
-def _stream(seen: SeenStream) -> tuple[str, ...]:
+def _stream(seen: StreamJudgement) -> tuple[str, ...]:
     stream = seen.status
     return (
         f"{_MARKS[seen.state.level]} {seen.state.label}",

@@ -14,7 +14,7 @@ import pytest
 from client import RemoteBatches
 from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, wanted
 from tokenfeed.client.source.check import require_usable
-from tokenfeed.client.source.wanted_planes import WantedPlanes
+from tokenfeed.client.source.plane_selection import PlaneSelection
 from tokenfeed.errors import (
     ContractMismatch,
     InvalidRequest,
@@ -28,7 +28,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, Request
 
 B, T = 3, 4
-MASKS = WantedPlanes()
+MASKS = PlaneSelection()
 LANDED = bytes.fromhex("28 01")
 """What a server from before revision 2 says of versions: field 5, the number 1."""
 
@@ -110,7 +110,7 @@ def with_planes(fingerprints: dict[int, bytes], name: str = "train") -> pb.Datas
     return pb.Dataset(name=name, token_bytes=2, fingerprint=FINGERPRINT, planes=planes)
 
 
-NEITHER, BORDERS = WantedPlanes(loss_mask=False), WantedPlanes(document_starts=True)
+NEITHER, BORDERS = PlaneSelection(loss_mask=False), PlaneSelection(document_starts=True)
 ONE, OTHER = bytes([1] * 32), bytes([2] * 32)
 
 

@@ -31,7 +31,7 @@ class Point(NamedTuple):
     text: str
 
 
-class SeenStream(NamedTuple):
+class StreamJudgement(NamedTuple):
     """A stream, judged.  run: the name of its run."""
 
     status: pb.StreamStatus
@@ -46,7 +46,7 @@ class Judgement(NamedTuple):
 
     points: list[Point]
     points_omitted: int
-    streams: list[SeenStream]
+    streams: list[StreamJudgement]
 
 
 def judge(status: pb.GetStatusResponse) -> Judgement:
@@ -54,10 +54,10 @@ def judge(status: pb.GetStatusResponse) -> Judgement:
     found = find_runs(status.streams)
     cold = {dataset.name for dataset in status.datasets if words.is_cold(dataset)}
     points = [*_of_server(status), *_of_datasets(status)]
-    seen = [SeenStream(status.streams[at], State.REPLACED, "") for at in found.replaced]
+    seen = [StreamJudgement(status.streams[at], State.REPLACED, "") for at in found.replaced]
     for run in found.runs:
         states = states_of(status.streams, run)
-        members = [SeenStream(status.streams[at], states[at], run.name) for at in run.members]
+        members = [StreamJudgement(status.streams[at], states[at], run.name) for at in run.members]
         points += _of_run(run, members, cold)
         if not status.streams_omitted:
             points += _missing(run, members)
@@ -80,7 +80,7 @@ def health(status: pb.GetStatusResponse) -> tuple[Level, str]:
     return Level.NOTICE, "serving"
 
 
-def _order(seen: SeenStream) -> tuple[object, ...]:
+def _order(seen: StreamJudgement) -> tuple[object, ...]:
     stream = seen.status
     is_replaced = seen.state is State.REPLACED
     return (
@@ -123,7 +123,7 @@ def _of_datasets(status: pb.GetStatusResponse) -> Iterator[Point]:
             yield Point(Level.WARNING, f"Dataset {name} is making {what}. {cure}")
 
 
-def _of_run(run: Run, members: Iterable[SeenStream], cold: set[str]) -> Iterator[Point]:
+def _of_run(run: Run, members: Iterable[StreamJudgement], cold: set[str]) -> Iterator[Point]:
     """Yield a point for each thing that is wrong with streams of a run."""
     by_state: defaultdict[State, list[pb.StreamStatus]] = defaultdict(list)
     for member in members:
@@ -208,7 +208,7 @@ _SENTENCES: dict[State, Callable[[Sequence[pb.StreamStatus]], str]] = {
 }
 
 
-def _missing(run: Run, members: Sequence[SeenStream]) -> Iterator[Point]:
+def _missing(run: Run, members: Sequence[StreamJudgement]) -> Iterator[Point]:
     """Yield a point if some ranks are elsewhere, but not as clients spread over servers: of n, rank
     r begins at number r modulo n.
     """

@@ -40,7 +40,7 @@ class Run:
     members: Sequence[int]
 
 
-class Found(NamedTuple):
+class RunGroups(NamedTuple):
     """runs.  replaced: places of streams whose client goes on over another connection."""
 
     runs: list[Run]
@@ -60,7 +60,7 @@ class _Part:
         self.sample = sample
 
 
-def find_runs(streams: Sequence[pb.StreamStatus]) -> Found:
+def find_runs(streams: Sequence[pb.StreamStatus]) -> RunGroups:
     """Sort streams into runs."""
     replaced = set(_replaced(streams))
     shapes: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -73,7 +73,7 @@ def find_runs(streams: Sequence[pb.StreamStatus]) -> Found:
             name = words.listing([*part.names[:_NAMES_SHOWN], *_more(part.names)])
             world_size = streams[next(iter(part.by_rank.values()))].world_size
             runs.append(Run(name, world_size, list(part.by_rank.values())))
-    return Found(runs, replaced)
+    return RunGroups(runs, replaced)
 
 
 def _more(names: Sequence[str]) -> list[str]:

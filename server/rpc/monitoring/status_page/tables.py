@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from tokenfeed.commands.status import words
-from tokenfeed.commands.status.attention import SeenStream
+from tokenfeed.commands.status.attention import StreamJudgement
 from tokenfeed.commands.status.states import Level
 from tokenfeed.v1 import status_pb2 as pb
 
@@ -90,7 +90,7 @@ def dataset_row(dataset: pb.DatasetStatus) -> str:
     return _row(level, DATASET_COLUMNS, cells)
 
 
-def stream_row(seen: SeenStream) -> str:
+def stream_row(seen: StreamJudgement) -> str:
     """Return the row of a stream."""
     stream, state = seen.status, seen.state
     address = escape(words.address(stream.address))

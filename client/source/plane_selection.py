@@ -35,7 +35,7 @@ _NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class WantedPlanes:
+class PlaneSelection:
     """What a feed wants of its datasets.
 
     loss_mask: the mask of each dataset that has one; False declines it.  document_starts: those of
@@ -68,12 +68,12 @@ class WantedPlanes:
         }
         return tuple(kind for kind, is_wanted in wanted.items() if is_wanted)
 
-    def of_pieces(self, stream: Stream) -> WantedPlanes:
+    def of_pieces(self, stream: Stream) -> PlaneSelection:
         """Return what is wanted of a stream: also where pieces begin, if its rows have pieces."""
         return replace(self, pieces=stream.reads_documents)
 
     @property
-    def masks(self) -> WantedPlanes:
+    def masks(self) -> PlaneSelection:
         """Those of the wanted planes that mask targets. Pieces are part of the identity."""
         return replace(self, known_starts=False, pieces=False)
 
@@ -164,7 +164,7 @@ class WantedPlanes:
             )
 
 
-DEFAULT_PLANES = WantedPlanes()
+DEFAULT_PLANES = PlaneSelection()
 """What a feed wants unless it says otherwise: loss masks, where datasets have them."""
 
 

@@ -18,8 +18,8 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..feed.history import History
-from .asking import Provenance, found
 from .corpora import Corpora
+from .queries import Provenance, found
 from .runs import Segment, places_of, segments
 
 Numbers = npt.NDArray[np.int64]

@@ -7,8 +7,8 @@ from contextlib import closing
 import numpy as np
 
 from tests.conftest import Serve, WriteTokens
-from tokenfeed.client.provenance.asking import covered, open_provenance
 from tokenfeed.client.provenance.corpora import Corpora
+from tokenfeed.client.provenance.queries import covered, open_provenance
 from tokenfeed.sampling import orders
 from tokenfeed.stream.stream import Stream
 
