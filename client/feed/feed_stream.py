@@ -30,7 +30,7 @@ from ..runtime import arguments
 from ..runtime.arguments import integer
 from ..source.check import corpora_of, no_rows
 from ..source.datasets import Datasets
-from ..source.plane_selection import PLANE_NAMES, PlaneSelection
+from ..source.plane_selection import PlaneSelection, plane_name
 from ..transport.addresses import Targets
 from .changes import require_ahead, require_same_corpus, with_redaction, with_weights
 from .cursor import Cursor, OpenRun
@@ -450,7 +450,7 @@ def asked_stream(
     )
     cursor = Cursor(request.position)
     stream = request.stream
-    found = FeedStream(request, stream, datasets, cursor, open_own, planes.kinds, definition)
+    found = FeedStream(request, stream, datasets, cursor, open_own, planes.masking, definition)
     return found, planes, agreement
 
 
@@ -518,6 +518,6 @@ def _require_same_planes(before: FeedStream, now: FeedStream) -> None:
     described = zip(now.datasets.await_described(), now.datasets.plane_fingerprints(), strict=True)
     for each, planes in described:
         if other := {*known.get(each.fingerprint, planes)} ^ {*planes}:
-            names = sorted({PLANE_NAMES[kind] for kind, _ in other})
+            names = sorted({plane_name(kind) for kind, _ in other})
             problem = f"has other planes now: {', '.join(names)}"
             raise StreamMismatch(f"mixture.{each.name}", problem)

@@ -28,7 +28,7 @@ from tokenfeed.stream.stage import (
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import shown
-from ..source.plane_selection import PLANE_NAMES
+from ..source.plane_selection import plane_name
 from .changes import require_same_corpus, source_differs, with_redaction
 from .feed_stream import FeedStream
 from .state import State
@@ -788,7 +788,7 @@ def _other_planes(state: State, found: FeedStream, allow: Collection[str]) -> tu
             before, now = state.planes.get((number, kind)), own.get((now_number, kind))
             if before == now:
                 continue
-            name = PLANE_NAMES.get(kind, f"plane {kind}")
+            name = plane_name(kind)
             if before is not None and kind in found.masks and PLANES not in allow:
                 raise StreamMismatch(
                     PLANES,

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tokenfeed.stream.identity import stage_plane_fingerprint
-from tokenfeed.stream.planes import NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
+from tokenfeed.stream.planes import NO_FINGERPRINT
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, Request
 
 from .check import corpora_of
-from .plane_selection import known_fingerprints, plane_fingerprint
+from .plane_selection import PLANES, known_fingerprints, plane_fingerprint
 
 
 class Call(NamedTuple):
@@ -51,12 +51,11 @@ class Calls:
         return Call(request, expected, self.request.planes)
 
     def _plane(self, part: Request, kind: int) -> bytes:
-        """Return the fingerprint of a plane of a stage; b"" if none of its sources has it."""
+        """Return the fingerprint of a plane of a stage; b"" if its rows do not have it."""
+        follows = PLANES[kind].follows
+        if follows is not None:
+            return NO_FINGERPRINT if follows(part.stream) else b""
         numbered = [(number, self._datasets[number]) for number in part.stream.numbers]
-        if kind == TOKEN_COUNTS:
-            return NO_FINGERPRINT if part.stream.reads_documents else b""
-        if kind == REDACTED:
-            return NO_FINGERPRINT
         if len(numbered) == 1:
             return plane_fingerprint(numbered[0][1], kind)
         found = known_fingerprints(kind, numbered)

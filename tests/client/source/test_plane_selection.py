@@ -19,10 +19,11 @@ from tests.support.targets import (
     starts_plane,
 )
 from tokenfeed.client.source.calls import Calls
-from tokenfeed.client.source.plane_selection import PlaneSelection, require_valid
+from tokenfeed.client.source.plane_selection import PLANES, PlaneSelection, require_valid
 from tokenfeed.errors import BadFrame
 from tokenfeed.stream.planes import (
     DOCUMENT_STARTS,
+    KINDS,
     LOSS_MASK,
     NO_FINGERPRINT,
     REDACTED,
@@ -287,3 +288,16 @@ def test_no_document_begins_in_the_padding_of_a_row(
 
     with pytest.raises(BadFrame, match="document starts"):
         require_valid(block(starts_plane(starts), *mask, counts_plane(counts)), may_lack=True)
+
+
+def test_each_kind_of_plane_of_the_contract_has_an_entry() -> None:
+    """The client requests no plane whose content it cannot check."""
+    assert list(PLANES) == list(KINDS)
+
+
+def test_a_kind_of_plane_that_has_no_entry_is_refused() -> None:
+    """Its bytes must not pass for those of another kind."""
+    content = np.zeros(4, np.uint8)
+
+    with pytest.raises(BadFrame, match="frame: has plane 59, whose content this client cannot"):
+        require_valid(block(Plane(59, np.array([2, 2], np.uint32), content)), may_lack=False)
