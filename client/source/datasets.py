@@ -23,7 +23,6 @@ from .check import (
     corpora_of,
     counted_rows,
     document_warnings,
-    require_usable,
     without_rows,
 )
 from .plane_selection import DEFAULT_PLANES, PlaneSelection
@@ -153,15 +152,3 @@ class Datasets(Supervised, ABC):
             return None if known is None else (pb.Dataset(fingerprint=known),)
         is_same = context_length == self._context_length
         return self._described if is_same else without_rows(self._described)
-
-    def _require_usable(
-        self,
-        address: str,
-        described: pb.DescribeResponse,
-        reference: Descriptions | None,
-        redactions: Redactions,
-    ) -> None:
-        """Raise what `require_usable` does.  address: of a server, or FILES."""
-        stream = replace(self._request.stream, redactions=redactions)
-        request = replace(self._request, stream=stream)
-        require_usable(address, described, request, self._client_name, reference, self.planes)

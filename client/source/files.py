@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from ..runtime.counters import Counters
 from ..runtime.supervisor import Task
 from ..transport.addresses import Targets
 from .calls import Calls
-from .check import FILES, Descriptions
+from .check import Descriptions, require_usable
 from .datasets import Datasets, Requirements
 from .describe import describe_sources
 from .file_rows import FileBlocks, FileRows
@@ -112,8 +113,11 @@ class Files(Datasets):
         answer = describe_sources(
             self._request.stream, context_length, "the target", opened.describe
         )
-        self._require_usable(FILES, answer, self._reference(context_length), redactions)
-        return tuple(answer.datasets)
+        datasets, stream = tuple(answer.datasets), self._request.stream
+        reference = self._reference(context_length)
+        redacted = replace(stream, redactions=redactions)
+        require_usable("target", datasets, redacted, reference, self.planes)
+        return datasets
 
     def _await_opened(self, is_over: Callable[[], bool] = lambda: False) -> LocalDatasets:
         """Return the opened dataset; opens it in a thread.  Raises: like `_open`; InvalidRequest

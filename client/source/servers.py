@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
 from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 from .calls import Calls
-from .check import Descriptions, with_hashes
+from .check import Descriptions, require_server, with_hashes
 from .datasets import Datasets, Requirements
 from .describe import describe_all, describe_sources, refusal_of_all
 from .failover import Failover
@@ -241,6 +242,18 @@ class Servers(Datasets):
             _LOG.warning("server left out for now address=%s reason=%s", away.subject, away.problem)
         self._learn_hashes(found)
         return found
+
+    def _require_usable(
+        self,
+        address: str,
+        described: pb.DescribeResponse,
+        reference: Descriptions | None,
+        redactions: Redactions,
+    ) -> None:
+        """Raise what `require_server` does."""
+        stream = replace(self._request.stream, redactions=redactions)
+        request = replace(self._request, stream=stream)
+        require_server(address, described, request, self._client_name, reference, self.planes)
 
     def _learn_hashes(self, datasets: Descriptions) -> None:
         """Store the hashes that were not known yet. Later checks compare them."""
