@@ -18,6 +18,7 @@ from tokenfeed.wire.request import Request
 from ..device.row_source import RowSource
 from ..runtime.counters import Counters
 from ..runtime.supervised import Supervised
+from ..runtime.supervisor import Task
 from .check import (
     Descriptions,
     corpora_of,
@@ -97,6 +98,10 @@ class Datasets(Supervised, ABC):
         request: over a known stream.  prefetch_bytes: limit of the host memory for prefetched rows.
         counters: updated as rows arrive.
         """
+
+    @abstractmethod
+    def abandon(self, task: Task) -> None:
+        """Leave a task behind that was cancelled and does not end."""
 
     @property
     def reads_documents(self) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tokenfeed._links import require_package
 from tokenfeed.errors import InvalidRequest
@@ -26,7 +26,7 @@ from .calls import Calls
 from .check import Descriptions, require_usable
 from .datasets import Datasets, Requirements
 from .describe import describe_sources
-from .file_rows import FileBlocks, FileRows
+from .file_rows import FileRows
 from .file_target import parse_local_target
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ _LOG = logging.getLogger("tokenfeed.client")
 _AHEAD_BYTES_MAX = 8 << 20
 """Local rows are at hand at once: more of them ahead would only leave the caches."""
 _LOG_SECONDS = 30.0
+
+
+Result = TypeVar("Result")
 
 
 class Files(Datasets):
@@ -78,16 +81,21 @@ class Files(Datasets):
 
     def await_provenance(self) -> Answers:
         """Return what tells where rows come from; opens the files first, like `await_described`."""
-        return (self._opened or self._await_opened()).provenance
+        return self._await_opened().provenance
 
     def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> FileRows:
         """Return the rows of a stream, which reads nothing before `start`; prefetch_bytes of 0
         means without a thread.
         """
-        blocks = FileBlocks(partial(self._files_of, request), self._reconnect_seconds)
         ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.stream.row_tokens)
         ahead_rows = max(ahead_rows, 2 * request.position.batch_size) if prefetch_bytes else 0
-        return FileRows(self, blocks, counters, ahead_rows)
+        return FileRows(
+            self,
+            partial(self._files_of, request),
+            counters,
+            reconnect_seconds=self._reconnect_seconds,
+            rows_ahead=ahead_rows,
+        )
 
     def abandon(self, task: Task) -> None:
         """Leave a task behind that does not end yet: its files are read slowly, or not at all."""
@@ -98,13 +106,12 @@ class Files(Datasets):
         self, request: Request, is_over: Callable[[], bool]
     ) -> tuple[LocalDatasets, Calls]:
         """Return what reads the rows of a request.  Raises: like `_await_opened`."""
-        opened = self._opened or self._await_opened(is_over)
+        opened = self._await_opened(is_over)
         described = self.await_described()
         return opened, Calls(self.planes.request(request, described), described)
 
     def _describe_again(self, context_length: int, redactions: Redactions) -> Descriptions:
-        opened = self._await_opened()
-        return self._describe(opened, context_length, redactions)
+        return self._await(lambda: self._describe(self._open(), context_length, redactions))
 
     def _describe(
         self, opened: LocalDatasets, context_length: int, redactions: Redactions
@@ -120,11 +127,17 @@ class Files(Datasets):
         return datasets
 
     def _await_opened(self, is_over: Callable[[], bool] = lambda: False) -> LocalDatasets:
-        """Return the opened dataset; opens it in a thread.  Raises: like `_open`; InvalidRequest
-        once this is closed, or is_over returns True.
+        """Return the opened datasets; opens them first.  Raises: like `_open` and `_await`."""
+        return self._opened or self._await(self._open, is_over)
+
+    def _await(
+        self, work: Callable[[], Result], is_over: Callable[[], bool] = lambda: False
+    ) -> Result:
+        """Return the result of work in a thread.  Raises: what work raises; InvalidRequest once
+        this is closed, or is_over returns True.
         """
         self.require_own_process()
-        return _OpenTask(self, self._open, is_over).result()
+        return _FilesTask(self, work, is_over).result()
 
     def _open(self) -> LocalDatasets:
         """Return the opened dataset; the first call opens it, and the others wait for that."""
@@ -168,20 +181,20 @@ class Files(Datasets):
             raise InvalidRequest("feed", "is closed; create a new one")
 
 
-class _OpenTask(AwaitedTask["LocalDatasets"]):
-    """The opening of all files, which are read for their fingerprint."""
+class _FilesTask(AwaitedTask[Result]):
+    """Work on all files, such as to open them, for which they are read for their fingerprint."""
 
-    thread_name = "tokenfeed-open"
+    thread_name = "tokenfeed-files"
 
     def __init__(
-        self, files: Files, open_files: Callable[[], LocalDatasets], is_over: Callable[[], bool]
+        self, files: Files, work: Callable[[], Result], is_over: Callable[[], bool]
     ) -> None:
-        """open_files: looks by itself whether the files are closed.  is_over: whether the result is
-        not needed any more.
+        """work: looks by itself whether the files are closed.  is_over: whether the result is not
+        needed any more.
         """
         super().__init__(files.begin_use())
         self._files = files
-        self._open_files = open_files
+        self._own_work = work
         self._is_over_for_rows = is_over
         self._logged_at = time.monotonic()
 
@@ -193,14 +206,14 @@ class _OpenTask(AwaitedTask["LocalDatasets"]):
     def cancel(self) -> None:
         """Do nothing."""
 
-    def _work(self) -> LocalDatasets:
-        return self._open_files()
+    def _work(self) -> Result:
+        return self._own_work()
 
     def _check_wait(self) -> None:
         """Raise InvalidRequest if the files are not needed any more; log that it takes long."""
         self._files.require_not_closed()
         if self._is_over_for_rows():
             raise InvalidRequest("feed", "has ended these rows")
-        if time.monotonic() - self._logged_at >= _LOG_SECONDS:
+        if self._files._opened is None and time.monotonic() - self._logged_at >= _LOG_SECONDS:
             self._logged_at = time.monotonic()
             _LOG.warning("files are still being opened: they are read for their fingerprint")

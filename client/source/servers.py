@@ -190,7 +190,15 @@ class Servers(Datasets):
 
     def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> RowStream:
         """Return the rows of a stream, which does not receive before `start`."""
-        return RowStream(self, request, prefetch_bytes=prefetch_bytes, counters=counters)
+        return RowStream(
+            self,
+            request,
+            connect=self.connected,
+            failover=self.failover,
+            hints=self.hints,
+            prefetch_bytes=prefetch_bytes,
+            counters=counters,
+        )
 
     def _describe_again(self, context_length: int, redactions: Redactions) -> Descriptions:
         """Ask all servers; ListMissing if after 3 s none has all lists."""

@@ -291,8 +291,7 @@ def test_a_fingerprint_selects_the_corpus_whichever_server_answers_first(
 
     assert other.requests == []
     assert (
-        caplog.text.count(f"server rejected address={other.address} reason=has another corpus")
-        == 2
+        caplog.text.count(f"server rejected address={other.address} reason=has another corpus") == 2
     )
 
 
@@ -345,9 +344,7 @@ def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
 
     with feed_from([first.address, other.address]) as feed, caplog.at_level(logging.ERROR):
         next(feed)
-        assert (
-            f"server rejected address={other.address} reason=has another corpus" in caplog.text
-        )
+        assert f"server rejected address={other.address} reason=has another corpus" in caplog.text
         samples(feed)
 
     assert other.requests == []
