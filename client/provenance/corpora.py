@@ -16,7 +16,7 @@ from ..source.file_target import is_local_target, parse_local_target
 from ..source.open_source import open_to_look
 from ..transport.channel import describe
 from ..transport.credentials import with_environment
-from .of_files import QUESTION_SECONDS
+from .queries import QUESTION_SECONDS
 from .runs import Segment, segments
 
 

@@ -15,7 +15,7 @@ from tokenfeed.stream.position import require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ...feed.named import named_stage
-from ...provenance.queries import Provenance, located, open_provenance
+from ...provenance.queries import Provenance, locate_pages, open_provenance
 from ...provenance.rows import Tokens, read_rows
 from ...provenance.runs import Segment
 from ..top.screen import encodable
@@ -98,7 +98,7 @@ def _of_segment(
     rows: Iterator[Tokens | None] = repeat(None)
     if decode is not None:
         rows = read_rows(target, segment)
-    for page in located(provenance, segment):
+    for page in locate_pages(provenance, segment):
         files = {(file.source, file.file): file.name for file in page.files}
         for row in page.rows:
             record: dict[str, Any] = {

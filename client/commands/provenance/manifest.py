@@ -15,7 +15,7 @@ from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.own_samples import EpochSamples, by_epoch, by_times
 
 from ...feed.named import named_redaction
-from ...provenance.queries import Provenance, covered, open_provenance
+from ...provenance.queries import Provenance, coverage_pages, open_provenance
 from ...provenance.usage import Use, consumed
 from .output import require_parquet, write_jsonl, write_parquet
 from .run_context import RunContext, read_run
@@ -161,7 +161,7 @@ class _Part:
 
     def _range_lines(self, begun: dict[str, Any], samples: Numbers) -> Iterator[dict[str, Any]]:
         rows = "pieces" if self._stream.reads_documents else "rows"
-        for page in covered(self._provenance, self._stream, samples):
+        for page in coverage_pages(self._provenance, self._stream, samples):
             files = {each.file: each.name for each in page.files}
             for each in page.ranges:
                 has_documents = each.HasField("first_document")
