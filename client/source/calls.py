@@ -15,9 +15,11 @@ from .check import corpora_of
 from .plane_selection import PLANES, known_fingerprints, plane_fingerprint
 
 
-class Call(NamedTuple):
-    """One call.  request: of one stage.  expected: what a server compares.  planes: kinds that all
-    rows of the stream have; those that the call does not request are empty in its rows.
+class StageCall(NamedTuple):
+    """A call for rows of one stage.
+
+    request: of that stage.  expected: what a server compares.  planes: kinds that all rows of the
+    stream have; those that the call does not request are empty in its rows.
     """
 
     request: Request
@@ -36,7 +38,7 @@ class Calls:
         """Of all rows, over the known stream."""
         self._datasets = dict(zip(stream.numbers, datasets, strict=True))
 
-    def part(self, first_row: int, end_row: int) -> Call:
+    def part(self, first_row: int, end_row: int) -> StageCall:
         """Return the call for some rows, as of `Request.part`."""
         part = self.request.part(first_row, end_row)
         stream = part.stream
@@ -48,7 +50,7 @@ class Calls:
             planes,
         )
         request = replace(part, planes=tuple(kind for kind, _ in planes))
-        return Call(request, expected, self.request.planes)
+        return StageCall(request, expected, self.request.planes)
 
     def _plane(self, part: Request, kind: int) -> bytes:
         """Return the fingerprint of a plane of a stage; b"" if its rows do not have it."""

@@ -33,9 +33,6 @@ class FileRows(BackgroundRows):
     """The rows of a stream in order, read in blocks of up to a MiB: whole batches where they fit. A
     thread gathers them ahead, which holds no GIL while it copies; or, without one, the consumer
     when it needs them. They are tried again for as long as their files cannot be read.
-
-    An error of a file that was truncated comes from `LocalDatasets.explained`, with the cure for
-    who reads the files; it is not tried again, and `peek` raises it behind the rows before it.
     """
 
     thread_name = "tokenfeed-gather"
