@@ -5,7 +5,6 @@ server's packages, and only when a feed is used.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -137,7 +136,21 @@ class Files(Datasets):
         this is closed, or is_over returns True.
         """
         self.require_own_process()
-        return _FilesTask(self, work, is_over).result()
+        logged_at = time.monotonic()
+
+        def check_wait() -> None:
+            nonlocal logged_at
+            self.require_not_closed()
+            if is_over():
+                raise InvalidRequest("feed", "has ended these rows")
+            if self._opened is None and time.monotonic() - logged_at >= _LOG_SECONDS:
+                logged_at = time.monotonic()
+                _LOG.warning("files are still being opened: they are read for their fingerprint")
+
+        # Not cancelled: opening looks by itself whether the files are closed.
+        return AwaitedTask(
+            self.begin_use(), "tokenfeed-files", lambda _: work(), check_wait=check_wait
+        ).result()
 
     def _open(self) -> LocalDatasets:
         """Return the opened dataset; the first call opens it, and the others wait for that."""
@@ -179,41 +192,3 @@ class Files(Datasets):
         """Raise InvalidRequest once this is closed."""
         if self.closed:
             raise InvalidRequest("feed", "is closed; create a new one")
-
-
-class _FilesTask(AwaitedTask[Result]):
-    """Work on all files, such as to open them, for which they are read for their fingerprint."""
-
-    thread_name = "tokenfeed-files"
-
-    def __init__(
-        self, files: Files, work: Callable[[], Result], is_over: Callable[[], bool]
-    ) -> None:
-        """work: looks by itself whether the files are closed.  is_over: whether the result is not
-        needed any more.
-        """
-        super().__init__(files.begin_use())
-        self._files = files
-        self._own_work = work
-        self._is_over_for_rows = is_over
-        self._logged_at = time.monotonic()
-
-    def due_seconds(self, now: float) -> float:
-        """Return when to cancel: never, the work looks by itself; for the supervisor."""
-        super().due_seconds(now)
-        return math.inf
-
-    def cancel(self) -> None:
-        """Do nothing."""
-
-    def _work(self) -> Result:
-        return self._own_work()
-
-    def _check_wait(self) -> None:
-        """Raise InvalidRequest if the files are not needed any more; log that it takes long."""
-        self._files.require_not_closed()
-        if self._is_over_for_rows():
-            raise InvalidRequest("feed", "has ended these rows")
-        if self._files._opened is None and time.monotonic() - self._logged_at >= _LOG_SECONDS:
-            self._logged_at = time.monotonic()
-            _LOG.warning("files are still being opened: they are read for their fingerprint")

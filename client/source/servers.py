@@ -171,7 +171,34 @@ class Servers(Datasets):
         ask: asks all servers.  Raises: like `await_described`.
         """
         self.require_own_process()
-        return _DescribeTask(self, ask).result()
+        open_calls: set[DescribeCall] = set()
+        notifier, began = Notifier(), time.monotonic()
+        failover = self.failover(lambda: began)
+
+        def work(is_over: Callable[[], bool]) -> Descriptions:
+            result = failover.run(
+                lambda _: ask(failover.read_seconds, open_calls),
+                pause=notifier.wait,
+                is_over=is_over,
+                asks_all=True,
+            )
+            if result is None:
+                raise _closed_unused()
+            return result
+
+        def check_wait() -> None:
+            failover.require_in_time(0.0)
+            if self.closed:
+                raise _closed_unused()
+
+        def cancel() -> None:
+            notifier.notify()
+            for call in tuple(open_calls):
+                call.cancel()
+
+        return AwaitedTask(
+            self.begin_use(), "tokenfeed-describe", work, check_wait=check_wait, cancel=cancel
+        ).result()
 
     def abandon(self, task: Task) -> None:
         """Abandon a task that does not end, and its connections. Later tasks use new ones."""
@@ -304,45 +331,6 @@ class Servers(Datasets):
         """Return whether a server was found usable, with the lists of these redactions."""
         accepted = self._accepted.get(channel)
         return accepted is not None and set(redactions) <= set(accepted)
-
-
-class _DescribeTask(AwaitedTask[Descriptions]):
-    """A request to all servers."""
-
-    thread_name = "tokenfeed-describe"
-
-    def __init__(self, remote: Servers, ask: Ask) -> None:
-        """ask: asks all servers."""
-        super().__init__(remote.begin_use())
-        self._remote = remote
-        self._ask = ask
-        self._open_calls: set[DescribeCall] = set()
-        self._notifier = Notifier()
-        began = time.monotonic()
-        self._failover = remote.failover(lambda: began)
-
-    def cancel(self) -> None:
-        """Cancel all open calls; for the supervisor."""
-        self._notifier.notify()
-        for call in tuple(self._open_calls):
-            call.cancel()
-
-    def _check_wait(self) -> None:
-        """Raise InvalidRequest if the feed is closed, and Unreachable if the request hangs."""
-        self._failover.require_in_time(0.0)
-        if self._remote.closed:
-            raise _closed_unused()
-
-    def _work(self) -> Descriptions:
-        result = self._failover.run(
-            lambda _: self._ask(self._failover.read_seconds, self._open_calls),
-            pause=self._notifier.wait,
-            is_over=self._is_over,
-            asks_all=True,
-        )
-        if result is None:
-            raise _closed_unused()
-        return result
 
 
 def _closed_unused() -> InvalidRequest:
