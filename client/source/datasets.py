@@ -5,11 +5,14 @@ files, and what both have in common.
 from __future__ import annotations
 
 import logging
+import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypedDict
 
+from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.stage import Redactions
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -17,8 +20,7 @@ from tokenfeed.wire.request import Request
 
 from ..device.row_source import RowSource
 from ..runtime.counters import Counters
-from ..runtime.supervised import Supervised
-from ..runtime.supervisor import Task
+from ..runtime.supervisor import Supervisor, Task
 from .check import (
     Descriptions,
     corpora_of,
@@ -49,7 +51,7 @@ class Requirements(TypedDict, total=False):
     planes: PlaneSelection
 
 
-class Datasets(Supervised, ABC):
+class Datasets(ABC):
     """The source of all streams of a feed. `close` ends all their rows: who waits for some gets
     None.
     """
@@ -63,12 +65,13 @@ class Datasets(Supervised, ABC):
         agreement: Agreement | None = None,
         planes: PlaneSelection = DEFAULT_PLANES,
     ) -> None:
-        """Know nothing of the datasets yet; does no I/O.
+        """Know nothing of the datasets yet; does no I/O. `_supervise` has to follow.
 
         request: template of all streams, which differ from it only by their position.
         client_name: name of this client in server logs; "" is none.  The others: see Requirements.
         """
-        super().__init__()
+        self._process = 0
+        self._owner: weakref.ref[object] | None = None
         self._request = request
         self._context_length = request.stream.context_length
         self._client_name = client_name
@@ -137,6 +140,56 @@ class Datasets(Supervised, ABC):
         if context_length is not None:
             described = self._describe_again(context_length, self._request.stream.redactions)
         return counted_rows(described[place], order)
+
+    # --- their use by one process, until they are closed or the feed is gone ---
+
+    def _supervise(self, close_resources: Callable[[], None]) -> None:
+        """Use a new supervisor.  close_resources: called in its thread, after all tasks."""
+        self._supervisor = Supervisor(close_resources)
+        if self._owner is not None and (owner := self._owner()) is not None:
+            self._supervisor.end_with(owner)
+
+    def end_with(self, owner: object) -> None:
+        """Close this when an object is garbage-collected."""
+        self._owner = weakref.ref(owner)
+        self._supervisor.end_with(owner)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._supervisor.closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a fork's copy of one that was in use: its connections and threads exist
+        only in the parent.
+        """
+        return self._process not in (0, os.getpid())
+
+    def begin_use(self) -> Supervisor:
+        """Mark this as used by this process, and return its supervisor."""
+        self._process = os.getpid()
+        return self._supervisor
+
+    def require_own_process(self) -> None:
+        """Raise InvalidRequest in a fork's copy of one that was in use."""
+        if self.forked:
+            raise InvalidRequest(
+                "feed",
+                f"was started in process {self._process} and cannot be used in its fork "
+                f"{os.getpid()}; create it in the process that uses it",
+            )
+
+    def close(self) -> None:
+        """End all tasks, and release everything. May be called twice, from any thread and by a
+        signal handler. A fork's copy is only let go of.
+        """
+        if self.forked:
+            self._supervisor.closed = True
+        else:
+            self._supervisor.close()
+
+    # --- what both kinds check ---
 
     def _begin(self, described: Descriptions) -> None:
         """Begin all streams with descriptions that were found usable.  Raises: StreamMismatch if

@@ -10,25 +10,28 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.client.conftest import wanted
 from tests.support.waiting import eventually
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.client.runtime.supervised import Supervised
 from tokenfeed.client.source import background_rows, file_rows
+from tokenfeed.client.source.datasets import Datasets
 from tokenfeed.client.source.file_rows import FileRows
 from tokenfeed.errors import CorpusChanged, InvalidRequest, Unreadable
 from tokenfeed.wire.row_block import RowBlock
 
 
-class Files(Supervised):
+class Files(Datasets):
     """What rows come from: open until it is closed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(wanted(1, 1))
         self.abandoned: list[object] = []
         self._supervise(lambda: None)
 
     def abandon(self, task: object) -> None:
         self.abandoned.append(task)
+
+    await_described = _describe_again = open_rows = abandon  # of no use here
 
 
 class Scripted:
