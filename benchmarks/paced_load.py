@@ -19,7 +19,6 @@ import numpy as np
 from benchmarks.serving import CHANNEL_OPTIONS, METHOD, stream
 from tokenfeed.client.feed.options import PREFETCH_BYTES
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.client.source.row_stream import RowStream
 from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport import channel as client_channel
 from tokenfeed.client.transport.timeouts import Timeouts
@@ -96,7 +95,7 @@ def client_batches(address: str, number: int) -> Iterator[None]:
     asked = Stream.of_dataset("", order, number, CONTEXT_LENGTH)
     request = Request(asked, Position(0, BATCH_SIZE))
     remote = Servers(address, request, timeouts=Timeouts(reconnect_seconds=60.0))
-    received = RowStream(remote, request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
+    received = remote.open_rows(request, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
     received.start()
     try:
         while received.peek(BATCH_SIZE) is not None:

@@ -42,7 +42,7 @@ _NAME_MAX = 128
 """Characters of the name of a feed: it is in each of its lines."""
 
 
-class Measured(Protocol):
+class AnyFeed(Protocol):
     """What can be registered: RemoteBatches, NumpyBatches, and a feed of validation_feeds."""
 
     @property
@@ -56,7 +56,7 @@ class Measured(Protocol):
 class Registration:
     """A feed in a registry. It ends with `unregister`, `close` of the feed, or the feed itself."""
 
-    def __init__(self, feeds: _Feeds, name: str, feed: weakref.ref[Measured]) -> None:
+    def __init__(self, feeds: _Feeds, name: str, feed: weakref.ref[AnyFeed]) -> None:
         """Remember what to take out again."""
         self._feeds = feeds
         self._name = name
@@ -68,7 +68,7 @@ class Registration:
 
 
 def register(
-    feed: Measured, registry: CollectorRegistry | None = None, *, name: str = "train"
+    feed: AnyFeed, registry: CollectorRegistry | None = None, *, name: str = "train"
 ) -> Registration:
     """Add the statistics of a feed to a registry, as `tokenfeed_client_*` with the label feed=name.
 
@@ -182,7 +182,7 @@ class _Feeds(Collector):
         """Begin without a feed."""
         # Held for single steps on the table: no feed is called or freed under it.
         self._lock = threading.Lock()
-        self._by_name: dict[str, weakref.ref[Measured]] = {}
+        self._by_name: dict[str, weakref.ref[AnyFeed]] = {}
 
     def describe(self) -> Iterator[Metric]:
         """Return the metrics without values: a registry compares their names."""
@@ -193,7 +193,7 @@ class _Feeds(Collector):
         found = [(name, feed.stats()) for name, feed in self._open().items()]
         return _families(*found) if found else iter(())
 
-    def add(self, name: str, feed: Measured) -> Registration:
+    def add(self, name: str, feed: AnyFeed) -> Registration:
         """Add a feed.  Raises: InvalidRequest if an open one has this name."""
         own = weakref.ref(feed)
         self._open()  # forgets the others
@@ -204,13 +204,13 @@ class _Feeds(Collector):
             self._by_name[name] = own
         return Registration(self, name, own)
 
-    def remove(self, name: str, feed: weakref.ref[Measured]) -> None:
+    def remove(self, name: str, feed: weakref.ref[AnyFeed]) -> None:
         """Remove a feed, unless another one has its name by now."""
         with self._lock:
             if self._by_name.get(name) is feed:
                 del self._by_name[name]
 
-    def _open(self) -> dict[str, Measured]:
+    def _open(self) -> dict[str, AnyFeed]:
         """Return the feeds that are open, and forget those that were closed or freed."""
         with self._lock:
             known = dict(self._by_name)

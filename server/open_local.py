@@ -28,7 +28,7 @@ from tokenfeed.wire.request import Expected, Request
 
 from .datasets.dataset import Dataset, start_polling
 from .datasets.opening import TokenChecks, log_opened, open_dataset
-from .datasets.options import BY_NAME, parse_options, require_value
+from .datasets.options import BY_NAME, parse_options
 from .datasets.provenance.answers import Answers
 from .datasets.sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 from .datasets.sources.paths import MASK_SUFFIXES, expand
@@ -218,7 +218,6 @@ def _given(options: Mapping[str, str]) -> dict[Option, str]:
             problem = f"has no option {name!r}, only {', '.join(BY_NAME)}"
             raise InvalidRequest("target", f"{problem}; in a glob write * instead of ?")
         option = BY_NAME[name]
-        require_value(option, text, _refused)
         given[option] = _path(option, text) if option in _PATHS else text
     return given
 

@@ -45,7 +45,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """The result, from the first batch on.  wait_seconds: the part of seconds spent waiting."""
 
     batches: int
@@ -67,7 +67,7 @@ class Measured:
 
 def measure(
     feed: RemoteBatches, duration_seconds: float, progress: TextIO = sys.stderr
-) -> Measured:
+) -> Measurement:
     """Take batches as fast as they arrive, for this many seconds after the first one.
 
     progress: if it is a terminal, one line on it is updated twice a second; else nothing is
@@ -78,9 +78,9 @@ def measure(
     first, before = time.monotonic(), feed.stats()
     shown = now = first
 
-    def measured() -> Measured:
+    def measured() -> Measurement:
         stats = feed.stats()
-        return Measured(
+        return Measurement(
             stats.batches - before.batches,
             stats.tokens - before.tokens,
             now - first,

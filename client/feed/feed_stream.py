@@ -30,7 +30,7 @@ from ..runtime import arguments
 from ..runtime.arguments import integer
 from ..source.check import corpora_of, no_rows
 from ..source.datasets import Datasets
-from ..source.wanted_planes import PLANE_NAMES, WantedPlanes
+from ..source.plane_selection import PlaneSelection, plane_name
 from ..transport.addresses import Targets
 from .changes import require_ahead, require_same_corpus, with_redaction, with_weights
 from .cursor import Cursor, OpenRun
@@ -409,7 +409,7 @@ def asked_stream(
     context_length: int,
     options: FeedOptions,
     open_datasets: Callable[..., Datasets],
-) -> tuple[FeedStream, WantedPlanes, RankAgreement | None]:
+) -> tuple[FeedStream, PlaneSelection, RankAgreement | None]:
     """Return what a feed reads, the planes that the feed wants, and what compares the feed with
     other ranks (None if there is nothing to compare). Does no I/O.
 
@@ -431,7 +431,7 @@ def asked_stream(
         ),
         num_batches=options["num_batches"],
     )
-    planes = WantedPlanes(
+    planes = PlaneSelection(
         loss_mask=options["loss_mask"] == "apply", document_starts=options["mask_borders"]
     )
     agreement = rank_agreement(ranks, request, target, options["fingerprint"])
@@ -450,7 +450,7 @@ def asked_stream(
     )
     cursor = Cursor(request.position)
     stream = request.stream
-    found = FeedStream(request, stream, datasets, cursor, open_own, planes.kinds, definition)
+    found = FeedStream(request, stream, datasets, cursor, open_own, planes.masking, definition)
     return found, planes, agreement
 
 
@@ -518,6 +518,6 @@ def _require_same_planes(before: FeedStream, now: FeedStream) -> None:
     described = zip(now.datasets.await_described(), now.datasets.plane_fingerprints(), strict=True)
     for each, planes in described:
         if other := {*known.get(each.fingerprint, planes)} ^ {*planes}:
-            names = sorted({PLANE_NAMES[kind] for kind, _ in other})
+            names = sorted({plane_name(kind) for kind, _ in other})
             problem = f"has other planes now: {', '.join(names)}"
             raise StreamMismatch(f"mixture.{each.name}", problem)

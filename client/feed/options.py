@@ -26,7 +26,7 @@ from ..runtime.arguments import (
     optional_integer,
     text,
 )
-from ..source.wanted_planes import LOSS_MASKS, LossMask
+from ..source.plane_selection import LOSS_MASKS, LossMask
 from ..transport.credentials import Credentials
 from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .mixture.recipe import Mixture

@@ -28,7 +28,7 @@ from tokenfeed.stream.stage import (
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import shown
-from ..source.wanted_planes import PLANE_NAMES
+from ..source.plane_selection import plane_name
 from .changes import require_same_corpus, source_differs, with_redaction
 from .feed_stream import FeedStream
 from .state import State
@@ -49,14 +49,14 @@ those of another corpus."""
 PERMISSIONS = (*PARTS, MID_EPOCH, MIXTURE, PLANES, REDACTIONS)
 
 
-class Resumed(NamedTuple):
+class Resumption(NamedTuple):
     """What a feed goes on with.  messages: to be logged."""
 
     stream: FeedStream
     messages: tuple[str, ...]
 
 
-def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object) -> Resumed:
+def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object) -> Resumption:
     """Return what a feed reads after it loads a state. The feed itself is not changed.
 
     own: what the feed reads now.  state: to be loaded.  allow: as a user passed it.  owner: newly
@@ -85,7 +85,7 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     except BaseException:
         found.close_unless(own)
         raise
-    return Resumed(found, plan.messages + messages)
+    return Resumption(found, plan.messages + messages)
 
 
 class _Plan(NamedTuple):
@@ -788,7 +788,7 @@ def _other_planes(state: State, found: FeedStream, allow: Collection[str]) -> tu
             before, now = state.planes.get((number, kind)), own.get((now_number, kind))
             if before == now:
                 continue
-            name = PLANE_NAMES.get(kind, f"plane {kind}")
+            name = plane_name(kind)
             if before is not None and kind in found.masks and PLANES not in allow:
                 raise StreamMismatch(
                     PLANES,

@@ -1,1 +1,1 @@
-"""What a checkpoint and the history in it tell of a run, without a server."""
+"""What a run has read: from the states in its checkpoint, and by what a server or files answer."""

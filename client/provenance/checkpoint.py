@@ -17,7 +17,7 @@ from tokenfeed.errors import InvalidRequest, listed
 
 from ..feed.state import State, read_state
 from .files import distributed_folder, json_file, safetensors_file, torch_file
-from .files.opened import Found, Keys, opened, problem_of
+from .files.checkpoint_file import Entry, Keys, opened, problem_of
 
 _KEYS = ("version", "sample", "stream", "history", "planes")
 _KEYS_BEFORE = ("version", "sample", "order", "seed", "context_length", "fingerprint")
@@ -33,7 +33,7 @@ _STATES_MAX = 1000
 _NOT_FOUND = f"no dict with {', '.join(_KEYS)}"
 
 
-class FoundState(NamedTuple):
+class CheckpointState(NamedTuple):
     """A state of a feed.
 
     where: its dotted path within the checkpoint, printable; "" for the whole of it.
@@ -43,7 +43,7 @@ class FoundState(NamedTuple):
     state: State
 
 
-def read_states(path: str | Path) -> list[FoundState]:
+def read_states(path: str | Path) -> list[CheckpointState]:
     """Return the states in a checkpoint, at least one.
 
     path: a file of JSON, torch.save or safetensors; or a folder with such files, or of
@@ -58,7 +58,7 @@ def read_states(path: str | Path) -> list[FoundState]:
     return [_validated(path, each) for each in found]
 
 
-def chosen(states: Sequence[FoundState], where: str | None) -> FoundState:
+def chosen(states: Sequence[CheckpointState], where: str | None) -> CheckpointState:
     """Return the state at a place, or the only one if the place is None.
 
     Raises: InvalidRequest, listing the places.
@@ -83,7 +83,7 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _in_folder(folder: Path) -> list[Found]:
+def _in_folder(folder: Path) -> list[Entry]:
     """Return the states in a folder. Files that cannot be read matter only if there is none."""
     try:
         names = sorted(each.name for each in islice(folder.iterdir(), _FILES_MAX))
@@ -93,7 +93,7 @@ def _in_folder(folder: Path) -> list[Found]:
     files = [name for name in names if Path(name).suffix in _SUFFIXES]
     reads = [partial(distributed_folder.read_distributed, folder, _SHAPES)] * is_distributed
     reads += [partial(_read_within, folder, name) for name in files]
-    found: list[Found] = []
+    found: list[Entry] = []
     problems: list[InvalidRequest] = []
     for read in reads:
         try:
@@ -111,11 +111,11 @@ def _in_folder(folder: Path) -> list[Found]:
     raise problem_of(folder, f"has no state of a feed in {what}: {_NOT_FOUND}")
 
 
-def _read_within(folder: Path, name: str) -> list[Found]:
-    return [Found((name, *each.keys), each.value) for each in _read_file(folder / name)]
+def _read_within(folder: Path, name: str) -> list[Entry]:
+    return [Entry((name, *each.keys), each.value) for each in _read_file(folder / name)]
 
 
-def _read_file(path: Path) -> list[Found]:
+def _read_file(path: Path) -> list[Entry]:
     """Return the values of a file, by what it begins with."""
     with opened(path) as (file, _):
         prefix = file.read(safetensors_file.PREFIX_BYTES)
@@ -127,7 +127,7 @@ def _read_file(path: Path) -> list[Found]:
     return json_file.read_json(path)
 
 
-def _of_shape(path: Path, found: Sequence[Found]) -> Iterator[Found]:
+def _of_shape(path: Path, found: Sequence[Entry]) -> Iterator[Entry]:
     """Yield the dicts that look like a state, in order; not those within one."""
     left = list(reversed(found))
     seen: set[int] = set()  # a container may contain itself
@@ -138,7 +138,7 @@ def _of_shape(path: Path, found: Sequence[Found]) -> Iterator[Found]:
             state_count += 1
             if state_count > _STATES_MAX:
                 raise problem_of(path, f"has more than {_STATES_MAX} states of feeds")
-            yield Found(keys, dict(value))
+            yield Entry(keys, dict(value))
             continue
         if not isinstance(value, (dict, list, tuple)) or id(value) in seen:
             continue
@@ -148,7 +148,7 @@ def _of_shape(path: Path, found: Sequence[Found]) -> Iterator[Found]:
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         if len(keys) < _DEPTH_MAX:
             inner = [
-                Found(_longer(keys, key), part)
+                Entry(_longer(keys, key), part)
                 for key, part in parts
                 if isinstance(part, (dict, list, tuple))
             ]
@@ -159,11 +159,11 @@ def _longer(keys: Keys, key: object) -> Keys:
     return (*keys, key if isinstance(key, int) else str(key))
 
 
-def _validated(path: Path, found: Found) -> FoundState:
+def _validated(path: Path, found: Entry) -> CheckpointState:
     """Return a state.  Raises: InvalidRequest if it is damaged, or of another version."""
     where = ".".join(map(printable, found.keys))
     try:
-        return FoundState(where, read_state(found.value))
+        return CheckpointState(where, read_state(found.value))
     except InvalidRequest as error:
         place = f"{printable(path)}: {where}" if where else printable(path)
         raise InvalidRequest(error.subject, f"{error.problem} ({place})") from None

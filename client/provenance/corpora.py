@@ -11,12 +11,12 @@ from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 
-from ..source.check import Described, corpora_of, counted_rows, no_rows
+from ..source.check import Descriptions, corpora_of, counted_rows, no_rows
 from ..source.file_target import is_local_target, parse_local_target
 from ..source.open_source import open_to_look
 from ..transport.channel import describe
 from ..transport.credentials import with_environment
-from .of_files import QUESTION_SECONDS
+from .queries import QUESTION_SECONDS
 from .runs import Segment, segments
 
 
@@ -33,9 +33,9 @@ class Corpora:
         self._target = target
         self._dataset = dataset
         self._names: dict[bytes, list[str]] | None = None
-        self._described: dict[tuple[tuple[Source, ...], int], Described] = {}
+        self._described: dict[tuple[tuple[Source, ...], int], Descriptions] = {}
 
-    def described(self, stream: Stream) -> Described:
+    def described(self, stream: Stream) -> Descriptions:
         """Return the description of each source; rows of orders over documents are waited for.
 
         Raises: TokenfeedError.
@@ -91,7 +91,7 @@ class Corpora:
         names = self._names.get(source.corpus.fingerprint, [])
         return source.dataset if source.dataset in names or not names else names[0]
 
-    def _served(self) -> Described:
+    def _served(self) -> Descriptions:
         """Return the descriptions of all datasets; none if the target is files of several ones."""
         if not is_local_target(self._target):
             answer = describe(

@@ -12,8 +12,7 @@ from tokenfeed.errors import BadFrame, Deleted
 from ..feed.options import PREFETCH_BYTES
 from ..runtime.counters import Counters
 from ..source.open_source import open_to_look
-from .asking import request_of
-from .of_files import QUESTION_SECONDS
+from .queries import QUESTION_SECONDS, request_of
 from .runs import Segment
 
 Tokens = npt.NDArray[np.unsignedinteger]

@@ -167,14 +167,14 @@ def future(
     return _to_the_end(last.end_batch if last else 0, first_sample, batch_size, world_size)
 
 
-class Assumed(NamedTuple):
+class Assumption(NamedTuple):
     """A history without a state, and what was assumed for it, in words."""
 
     history: History
     words: str
 
 
-def assumed(batch_size: int, world_size: int, first_sample: int = 0) -> Assumed:
+def assumed(batch_size: int, world_size: int, first_sample: int = 0) -> Assumption:
     """Return the history of a run that has never skipped, resumed, or changed batch size or ranks.
 
     first_sample: of row 0 of rank 0 in step 0.  Raises: InvalidRequest, SamplesExhausted.
@@ -184,7 +184,7 @@ def assumed(batch_size: int, world_size: int, first_sample: int = 0) -> Assumed:
     words = (
         f"step 0 began at sample {first_sample}, and every step had {batch_size} rows on each of"
     )
-    return Assumed(history, f"{words} {ranks}: no skip, no other batch size, no other ranks")
+    return Assumption(history, f"{words} {ranks}: no skip, no other batch size, no other ranks")
 
 
 def _to_the_end(first_batch: int, first_sample: int, batch_size: int, world_size: int) -> History:

@@ -7,34 +7,21 @@ is set.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.counters import Counters
 from ..runtime.malloc import keep_freed_memory
 from ..runtime.notifier import RECHECK_SECONDS, Notifier
-from ..runtime.supervisor import END_SECONDS, Supervisor, Task
+from ..runtime.supervisor import END_SECONDS
 from ..runtime.threads import detach_error, start_thread
+from .datasets import Datasets
 from .queued_rows import QueuedRows
-
-
-class Owner(Protocol):
-    """The datasets that rows come from."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether all their rows have to end."""
-
-    def begin_use(self) -> Supervisor:
-        """Return the supervisor of their tasks."""
-
-    def abandon(self, task: Task) -> None:
-        """Leave a task behind that does not end."""
 
 
 class BackgroundRows(QueuedRows, ABC):
@@ -42,7 +29,7 @@ class BackgroundRows(QueuedRows, ABC):
 
     thread_name = "tokenfeed-rows"
 
-    def __init__(self, source: Owner, counters: Counters) -> None:
+    def __init__(self, source: Datasets, counters: Counters) -> None:
         """Prepare; no I/O before `start`."""
         super().__init__()
         self._source = source
@@ -65,15 +52,14 @@ class BackgroundRows(QueuedRows, ABC):
         the consumer.
         """
 
-    @abstractmethod
     def _due_seconds(self, now: float) -> float:
-        """Return when to cancel, while the rows are still needed."""
+        """Return when to cancel, while the rows are still needed: never, unless overridden."""
+        return math.inf
 
     @abstractmethod
     def _check_wait(self) -> None:
         """Raise an error if the consumer has waited for too long."""
 
-    @abstractmethod
     def cancel(self) -> None:
         """Cancel what the thread waits for; for the supervisor."""
 

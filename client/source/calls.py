@@ -7,17 +7,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tokenfeed.stream.identity import stage_plane_fingerprint
-from tokenfeed.stream.planes import NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
+from tokenfeed.stream.planes import NO_FINGERPRINT
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Expected, Request
 
 from .check import corpora_of
-from .wanted_planes import known_fingerprints, plane_fingerprint
+from .plane_selection import PLANES, known_fingerprints, plane_fingerprint
 
 
-class Call(NamedTuple):
-    """One call.  request: of one stage.  expected: what a server compares.  planes: kinds that all
-    rows of the stream have; those that the call does not request are empty in its rows.
+class StageCall(NamedTuple):
+    """A call for rows of one stage.
+
+    request: of that stage.  expected: what a server compares.  planes: kinds that all rows of the
+    stream have; those that the call does not request are empty in its rows.
     """
 
     request: Request
@@ -36,7 +38,7 @@ class Calls:
         """Of all rows, over the known stream."""
         self._datasets = dict(zip(stream.numbers, datasets, strict=True))
 
-    def part(self, first_row: int, end_row: int) -> Call:
+    def part(self, first_row: int, end_row: int) -> StageCall:
         """Return the call for some rows, as of `Request.part`."""
         part = self.request.part(first_row, end_row)
         stream = part.stream
@@ -48,15 +50,14 @@ class Calls:
             planes,
         )
         request = replace(part, planes=tuple(kind for kind, _ in planes))
-        return Call(request, expected, self.request.planes)
+        return StageCall(request, expected, self.request.planes)
 
     def _plane(self, part: Request, kind: int) -> bytes:
-        """Return the fingerprint of a plane of a stage; b"" if none of its sources has it."""
+        """Return the fingerprint of a plane of a stage; b"" if its rows do not have it."""
+        follows = PLANES[kind].follows
+        if follows is not None:
+            return NO_FINGERPRINT if follows(part.stream) else b""
         numbered = [(number, self._datasets[number]) for number in part.stream.numbers]
-        if kind == TOKEN_COUNTS:
-            return NO_FINGERPRINT if part.stream.reads_documents else b""
-        if kind == REDACTED:
-            return NO_FINGERPRINT
         if len(numbered) == 1:
             return plane_fingerprint(numbered[0][1], kind)
         found = known_fingerprints(kind, numbered)

@@ -11,51 +11,63 @@ from tokenfeed.errors import (
     BeingMade,
     ContractMismatch,
     InvalidRequest,
-    LimitExceeded,
     ListMissing,
     NotFound,
     StreamMismatch,
 )
+from tokenfeed.sampling.plan import no_documents_fit
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.stage import Corpus, Source
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, Request, require_size, require_within
 
-from .wanted_planes import WantedPlanes, plane_fingerprint
+from .plane_selection import PlaneSelection, plane_fingerprint
 
-Described = tuple[pb.Dataset, ...]
+Descriptions = tuple[pb.Dataset, ...]
 """Descriptions of the datasets of a stream, in the order of its sources."""
-FILES = "target"
-"""The address of local files: what their errors name."""
 
 
-def require_usable(
+def require_server(
     address: str,
     described: pb.DescribeResponse,
     request: Request,
     client_name: str,
-    reference: Described | None,
-    planes: WantedPlanes,
+    reference: Descriptions | None,
+    planes: PlaneSelection,
 ) -> None:
     """Raise RequestError, naming the server, unless it speaks this contract, accepts the requests,
-    has the corpus and the wanted planes that the stream began with, and all lists of its
-    redactions; Unreachable while it is still making one of these planes.
+    and its datasets are usable; Unreachable while it is still making what they need.
 
-    address: of the server; FILES if there is none.
-    described: its description, with the datasets of the sources.  reference: None if the stream
-    begins with it. A reference without a name is only a fingerprint that the user gave.
-    Compares the fingerprints of tokens and planes, and digests if both sides know them.
+    address: of the server.  described: its description, with the datasets of the sources.
+    reference: as for `require_usable`.
     """
     require_contract(address, described)
-    datasets, stream = tuple(described.datasets), request.stream
+    datasets = tuple(described.datasets)
     try:
-        if address != FILES:  # whose own reader says the same, once it knows of any row
-            require_within(request, described.limits, max(each.token_bytes for each in datasets))
-            require_size(planes.request(request, datasets), described.limits, client_name)
-        _require_windows(stream, datasets)
-    except (LimitExceeded, InvalidRequest) as error:
-        raise type(error)(error.subject, f"{error.problem}{_at(address)}") from None
+        require_within(request, described.limits, max(each.token_bytes for each in datasets))
+        require_size(planes.request(request, datasets), described.limits, client_name)
+        require_usable(address, datasets, request.stream, reference, planes)
+    except InvalidRequest as error:
+        raise type(error)(error.subject, f"{error.problem} ({address})") from None
+
+
+def require_usable(
+    address: str,
+    datasets: Descriptions,
+    stream: Stream,
+    reference: Descriptions | None,
+    planes: PlaneSelection,
+) -> None:
+    """Raise RequestError, naming the address, unless datasets have rows of a stream, the corpus and
+    the wanted planes that the stream began with, and all lists of its redactions; Unreachable while
+    one of these is still being made.
+
+    address: of their server, or what stands for files in errors.  reference: None if the stream
+    begins with these datasets. A reference without a name is only a fingerprint that the user gave.
+    Compares the fingerprints of tokens and planes, and digests if both sides know them.
+    """
+    _require_windows(stream, datasets)
     for dataset, ours in zip(datasets, reference or (), strict=False):
         _require_same_corpus(address, dataset, ours, stream)
     _require_lists(address, stream, datasets)
@@ -69,11 +81,7 @@ def require_usable(
         _require_same_pieces(address, source, dataset, ours)
 
 
-def _at(address: str) -> str:
-    return "" if address == FILES else f" ({address})"
-
-
-def _require_lists(address: str, stream: Stream, datasets: Described) -> None:
+def _require_lists(address: str, stream: Stream, datasets: Descriptions) -> None:
     """Raise ListMissing unless these datasets have all lists of redactions of a stream."""
     known = dict(zip(stream.numbers, datasets, strict=True))
     for redaction in stream.redactions:
@@ -86,7 +94,7 @@ def _require_lists(address: str, stream: Stream, datasets: Described) -> None:
             )
 
 
-def _require_rows(address: str, stream: Stream, datasets: Described) -> None:
+def _require_rows(address: str, stream: Stream, datasets: Descriptions) -> None:
     """Raise BeingMade unless the rows of all orders over documents are made; InvalidRequest if one
     has none.
     """
@@ -100,9 +108,9 @@ def _require_rows(address: str, stream: Stream, datasets: Described) -> None:
             done = f"{100 * rows.progress:.1f} % so far"
             problem = problem or f"is not ready: the {what} are being made, {done}"
             progress[f"{address} {what} {source.long_documents}"] = rows.progress
-        elif not rows.rows and address != FILES:  # a feed of files compares its state first
-            none = f"there are no {what}: no document has 2 tokens or more, or all are too long"
-            raise InvalidRequest("order", f"{none} ({address})")
+        elif not rows.rows:
+            of_dataset = f"of {dataset.name} " if len(datasets) > 1 else ""
+            raise no_documents_fit(stream, source, of_dataset)
     if progress:
         raise BeingMade(address, problem, progress)
 
@@ -122,7 +130,7 @@ def _require_same_pieces(
         )
 
 
-def _require_windows(stream: Stream, datasets: Described) -> None:
+def _require_windows(stream: Stream, datasets: Descriptions) -> None:
     """Raise InvalidRequest unless each of several sources has a window. One dataset is refused by
     its server.
     """
@@ -189,7 +197,7 @@ def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fr
 
 
 def document_warnings(
-    stream: Stream, datasets: Sequence[pb.Dataset], planes: WantedPlanes
+    stream: Stream, datasets: Sequence[pb.Dataset], planes: PlaneSelection
 ) -> list[str]:
     """Return what is not learned of each source, because its documents are longer than a row; and
     of which sources with loss masks the rows begin and end within documents.
@@ -241,7 +249,7 @@ def _rows_of(dataset: pb.Dataset, order: str) -> pb.OrderRows:
     raise NotFound("order", f"the servers of this feed do not know {order}; upgrade them")
 
 
-def without_rows(datasets: Described) -> Described:
+def without_rows(datasets: Descriptions) -> Descriptions:
     """Return descriptions without the rows, which are of one context length."""
     found = []
     for dataset in datasets:
@@ -251,7 +259,7 @@ def without_rows(datasets: Described) -> Described:
     return tuple(found)
 
 
-def with_hashes(known: Described | None, other: Described) -> Described:
+def with_hashes(known: Descriptions | None, other: Descriptions) -> Descriptions:
     """Return the known descriptions, with digests and fingerprints of planes of others where they
     have none.
     """
@@ -270,13 +278,10 @@ def _with_hashes(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
 
 
 def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
-    if theirs != ours and address == FILES:
-        problem = f"these files are another corpus: {theirs.hex()}, not {ours.hex()}"
-        raise StreamMismatch(name, problem)
     if theirs != ours:
         raise StreamMismatch(
             address,
-            f"serves another corpus: {name} {theirs.hex()}, not {ours.hex()}; serve the "
+            f"has another corpus: {name} {theirs.hex()}, not {ours.hex()}; serve the "
             "files there that this stream began with",
         )
 

@@ -5,11 +5,14 @@ files, and what both have in common.
 from __future__ import annotations
 
 import logging
+import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypedDict
 
+from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.stage import Redactions
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -17,16 +20,15 @@ from tokenfeed.wire.request import Request
 
 from ..device.row_source import RowSource
 from ..runtime.counters import Counters
-from ..runtime.supervised import Supervised
+from ..runtime.supervisor import Supervisor, Task
 from .check import (
-    Described,
+    Descriptions,
     corpora_of,
     counted_rows,
     document_warnings,
-    require_usable,
     without_rows,
 )
-from .wanted_planes import DEFAULT_PLANES, WantedPlanes
+from .plane_selection import DEFAULT_PLANES, PlaneSelection
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -36,7 +38,7 @@ StreamMismatch.
 """
 
 
-class Required(TypedDict, total=False):
+class Requirements(TypedDict, total=False):
     """What a feed requires of datasets.
 
     fingerprint: of the corpus, for one dataset; None, which is the default, accepts any.
@@ -46,10 +48,10 @@ class Required(TypedDict, total=False):
 
     fingerprint: bytes | None
     agreement: Agreement | None
-    planes: WantedPlanes
+    planes: PlaneSelection
 
 
-class Datasets(Supervised, ABC):
+class Datasets(ABC):
     """The source of all streams of a feed. `close` ends all their rows: who waits for some gets
     None.
     """
@@ -61,30 +63,31 @@ class Datasets(Supervised, ABC):
         *,
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
-        planes: WantedPlanes = DEFAULT_PLANES,
+        planes: PlaneSelection = DEFAULT_PLANES,
     ) -> None:
-        """Know nothing of the datasets yet; does no I/O.
+        """Know nothing of the datasets yet; does no I/O. `_supervise` has to follow.
 
         request: template of all streams, which differ from it only by their position.
-        client_name: name of this client in server logs; "" is none.  The others: see Required.
+        client_name: name of this client in server logs; "" is none.  The others: see Requirements.
         """
-        super().__init__()
+        self._process = 0
+        self._owner: weakref.ref[object] | None = None
         self._request = request
         self._context_length = request.stream.context_length
         self._client_name = client_name
         self._fingerprint = fingerprint
         self._agreement = agreement
         self.planes = planes.of_pieces(request.stream)
-        self._described: Described | None = None
+        self._described: Descriptions | None = None
 
     @abstractmethod
-    def await_described(self) -> Described:
+    def await_described(self) -> Descriptions:
         """Return the description of each source, which the stream begins with; waits for them.
         Raises: TokenfeedError.
         """
 
     @abstractmethod
-    def _describe_again(self, context_length: int, redactions: Redactions) -> Described:
+    def _describe_again(self, context_length: int, redactions: Redactions) -> Descriptions:
         """Return descriptions of now, once they were found usable; waits for them.
 
         context_length: of the rows to count.  redactions: whose lists have to be there.
@@ -98,6 +101,10 @@ class Datasets(Supervised, ABC):
         request: over a known stream.  prefetch_bytes: limit of the host memory for prefetched rows.
         counters: updated as rows arrive.
         """
+
+    @abstractmethod
+    def abandon(self, task: Task) -> None:
+        """Leave a task behind that was cancelled and does not end."""
 
     @property
     def reads_documents(self) -> bool:
@@ -134,7 +141,57 @@ class Datasets(Supervised, ABC):
             described = self._describe_again(context_length, self._request.stream.redactions)
         return counted_rows(described[place], order)
 
-    def _begin(self, described: Described) -> None:
+    # --- their use by one process, until they are closed or the feed is gone ---
+
+    def _supervise(self, close_resources: Callable[[], None]) -> None:
+        """Use a new supervisor.  close_resources: called in its thread, after all tasks."""
+        self._supervisor = Supervisor(close_resources)
+        if self._owner is not None and (owner := self._owner()) is not None:
+            self._supervisor.end_with(owner)
+
+    def end_with(self, owner: object) -> None:
+        """Close this when an object is garbage-collected."""
+        self._owner = weakref.ref(owner)
+        self._supervisor.end_with(owner)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._supervisor.closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a fork's copy of one that was in use: its connections and threads exist
+        only in the parent.
+        """
+        return self._process not in (0, os.getpid())
+
+    def begin_use(self) -> Supervisor:
+        """Mark this as used by this process, and return its supervisor."""
+        self._process = os.getpid()
+        return self._supervisor
+
+    def require_own_process(self) -> None:
+        """Raise InvalidRequest in a fork's copy of one that was in use."""
+        if self.forked:
+            raise InvalidRequest(
+                "feed",
+                f"was started in process {self._process} and cannot be used in its fork "
+                f"{os.getpid()}; create it in the process that uses it",
+            )
+
+    def close(self) -> None:
+        """End all tasks, and release everything. May be called twice, from any thread and by a
+        signal handler. A fork's copy is only let go of.
+        """
+        if self.forked:
+            self._supervisor.closed = True
+        else:
+            self._supervisor.close()
+
+    # --- what both kinds check ---
+
+    def _begin(self, described: Descriptions) -> None:
         """Begin all streams with descriptions that were found usable.  Raises: StreamMismatch if
         other ranks have others.
         """
@@ -146,22 +203,10 @@ class Datasets(Supervised, ABC):
         for problem in document_warnings(stream, described, self.planes):
             _LOG.warning("%s", problem)
 
-    def _reference(self, context_length: int) -> Described | None:
+    def _reference(self, context_length: int) -> Descriptions | None:
         """Return what descriptions have to agree with; None before there is anything."""
         if self._described is None:
             known = self._fingerprint
             return None if known is None else (pb.Dataset(fingerprint=known),)
         is_same = context_length == self._context_length
         return self._described if is_same else without_rows(self._described)
-
-    def _require_usable(
-        self,
-        address: str,
-        described: pb.DescribeResponse,
-        reference: Described | None,
-        redactions: Redactions,
-    ) -> None:
-        """Raise what `require_usable` does.  address: of a server, or FILES."""
-        stream = replace(self._request.stream, redactions=redactions)
-        request = replace(self._request, stream=stream)
-        require_usable(address, described, request, self._client_name, reference, self.planes)

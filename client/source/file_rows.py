@@ -15,8 +15,9 @@ from tokenfeed.wire.row_block import RowBlock
 
 from ..runtime.counters import Counters
 from ..runtime.malloc import keep_freed_memory
-from .background_rows import BackgroundRows, Owner
+from .background_rows import BackgroundRows
 from .calls import Calls
+from .datasets import Datasets
 
 if TYPE_CHECKING:
     from tokenfeed.server.open_local import LocalDatasets
@@ -28,24 +29,35 @@ _RETRY_SECONDS = 1.0
 _HANG_SECONDS = 5.0
 
 
-class FileBlocks:
-    """The rows of a stream in order, in blocks of up to a MiB: whole batches where they fit. They
-    are tried again for as long as their files cannot be read.
+class FileRows(BackgroundRows):
+    """The rows of a stream in order, read in blocks of up to a MiB: whole batches where they fit. A
+    thread gathers them ahead, which holds no GIL while it copies; or, without one, the consumer
+    when it needs them. They are tried again for as long as their files cannot be read.
     """
+
+    thread_name = "tokenfeed-gather"
 
     def __init__(
         self,
+        source: Datasets,
         open_files: Callable[[Callable[[], bool]], tuple[LocalDatasets, Calls]],
+        counters: Counters,
+        *,
         reconnect_seconds: float,
+        rows_ahead: int,
     ) -> None:
-        """Open nothing yet.
+        """Prepare; no I/O before `start`.
 
-        open_files: is called before the first read, with a function that tells whether the blocks
+        open_files: is called before the first read, with a function that tells whether these rows
         are over; raises TokenfeedError once they are.  reconnect_seconds: how long to try.
+        rows_ahead: to gather before they are consumed; 0 means without a thread.
         """
+        super().__init__(source, counters)
         self._open_files = open_files
-        self.reconnect_seconds = reconnect_seconds
-        self.began_at = math.inf
+        self._reconnect_seconds = reconnect_seconds
+        self._rows_ahead = rows_ahead
+        self._is_at_end = False
+        self._read_at = math.inf
         """When the read of this block began, by time.monotonic. Opening the files, and planning its
         rows, are no part of it: both may take long."""
         self._opened: tuple[LocalDatasets, Calls] | None = None
@@ -54,82 +66,6 @@ class FileBlocks:
         self._reader: RowReader | None = None
         self._planes: tuple[int, ...] = ()
         self._spans: Spans | None = None
-
-    def next(self, pause: Callable[[float], bool]) -> RowBlock | None:
-        """Read the next block; None at the end, or once pause returns True. The caller owns its
-        memory.
-
-        pause: waits for some seconds; returns whether to stop.
-        Raises: Unreadable after reconnect_seconds; CorpusError, RequestError; Deleted, behind the
-        rows before the one that needs deleted tokens.
-        """
-        if self._opened is None:
-            self._opened = self._open_files(lambda: pause(0.0))
-            self._row = self._opened[1].request.first_row
-        began = self.began_at = time.monotonic()
-        is_logged = False
-        while True:
-            try:
-                return self._next(*self._opened)
-            except Unreadable as error:
-                if time.monotonic() - began >= self.reconnect_seconds:
-                    raise
-                if not is_logged:
-                    is_logged = True
-                    _LOG.warning("files cannot be read, retrying reason=%s", error)
-            if pause(_RETRY_SECONDS):
-                return None
-
-    def _next(self, files: LocalDatasets, calls: Calls) -> RowBlock | None:
-        """Read the next block; if it cannot be read, which takes about a second, the same one comes
-        next.
-        """
-        end_row = calls.request.end_row
-        if self._row == end_row:
-            return None
-        reader = self._reader
-        if reader is None or (self._spans is None and reader.row == reader.end_row):
-            part, expected, self._planes = calls.part(self._row, end_row)
-            reader = self._reader = files.reader(part, expected)
-            self.began_at = time.monotonic()
-        try:
-            if self._spans is None:
-                self._spans = reader.take(self._next_row_count(reader))
-            spans = self._spans
-            block = reader.read(spans)
-        except TokenfeedError as error:
-            raise files.explained(error) from None
-        count = len(block)
-        self._spans = spans[count:] if count < len(spans) else None
-        self._row += count
-        return block.with_planes(self._planes)
-
-    def _next_row_count(self, reader: RowReader) -> int:
-        """Return the rows of the next block; few at first, so that the first batch is early."""
-        row, batch_size = reader.row, reader.request.position.batch_size
-        rows = rows_per_frame(self._block_bytes, reader.row_bytes)
-        self._block_bytes = min(2 * self._block_bytes, FRAME_BYTES_TARGET)
-        end = (row + rows) // batch_size * batch_size
-        return (end if end > row else row + rows) - row
-
-
-class FileRows(BackgroundRows):
-    """Rows that a thread gathers ahead, which holds no GIL while it copies; or, without one, the
-    consumer when it needs them.
-    """
-
-    thread_name = "tokenfeed-gather"
-
-    def __init__(
-        self, source: Owner, blocks: FileBlocks, counters: Counters, rows_ahead: int
-    ) -> None:
-        """Prepare; no I/O before `start`.  rows_ahead: to gather before they are consumed; 0 means
-        without a thread.
-        """
-        super().__init__(source, counters)
-        self._blocks = blocks
-        self._rows_ahead = rows_ahead
-        self._is_at_end = False
 
     @property
     def capacity_rows(self) -> int:
@@ -149,8 +85,7 @@ class FileRows(BackgroundRows):
         super().due_seconds(now)
         return math.inf
 
-    def cancel(self) -> None:
-        """Do nothing."""
+    # --- by a thread, or by the consumer ---
 
     def _bring(self) -> None:
         while not self._is_closed():
@@ -158,23 +93,6 @@ class FileRows(BackgroundRows):
             if self._is_at_end:
                 return
             self._await_room(self._has_room)
-
-    def _gather(self) -> None:
-        block = self._blocks.next(self._pause)
-        if block is None:
-            self._is_at_end = True
-        else:
-            self._add(block)
-
-    def _pause(self, seconds: float) -> bool:
-        """Wait, unless these rows are closed.  Returns: whether they are."""
-        return self._thread_notifier.wait_until(self._is_closed, seconds)
-
-    def _has_room(self) -> bool:
-        return self._received_row - self._consumed_row < self._rows_ahead
-
-    def _due_seconds(self, now: float) -> float:
-        return math.inf
 
     def _has_answer(self, row_count: int) -> bool:
         if self._rows_ahead:
@@ -191,12 +109,79 @@ class FileRows(BackgroundRows):
             if not self._is_closed():  # by another thread, or by a signal handler, meanwhile
                 raise
 
+    def _has_room(self) -> bool:
+        return self._received_row - self._consumed_row < self._rows_ahead
+
     def _check_wait(self) -> None:
         """Raise Unreadable if the thread hangs: it gives up by itself before."""
         since = self._awaited_since
-        limit_seconds = self._blocks.reconnect_seconds + _HANG_SECONDS
+        limit_seconds = self._reconnect_seconds + _HANG_SECONDS
         if since is None:
             return
-        if time.monotonic() - max(since, self._blocks.began_at) > limit_seconds:
+        if time.monotonic() - max(since, self._read_at) > limit_seconds:
             cure = "its disk may hang; timeouts=Timeouts(reconnect_seconds=...) waits longer"
             raise Unreadable("target", f"a file was not read for {limit_seconds:.0f} s: {cure}")
+
+    # --- the blocks ---
+
+    def _gather(self) -> None:
+        block = self._block()
+        if block is None:
+            self._is_at_end = True
+        else:
+            self._add(block)
+
+    def _block(self) -> RowBlock | None:
+        """Read the next block, in new memory; None at the end, or once these rows are closed.
+
+        Raises: Unreadable after reconnect_seconds; CorpusError, RequestError; Deleted, behind the
+        rows before the one that needs deleted tokens.
+        """
+        if self._opened is None:
+            self._opened = self._open_files(self._is_closed)
+            self._row = self._opened[1].request.first_row
+        began = self._read_at = time.monotonic()
+        is_logged = False
+        while True:
+            try:
+                return self._read(*self._opened)
+            except Unreadable as error:
+                if time.monotonic() - began >= self._reconnect_seconds:
+                    raise
+                if not is_logged:
+                    is_logged = True
+                    _LOG.warning("files cannot be read, retrying reason=%s", error)
+            if self._thread_notifier.wait_until(self._is_closed, _RETRY_SECONDS):
+                return None
+
+    def _read(self, files: LocalDatasets, calls: Calls) -> RowBlock | None:
+        """Read the next block; if it cannot be read, which takes about a second, the same one comes
+        next.
+        """
+        end_row = calls.request.end_row
+        if self._row == end_row:
+            return None
+        reader = self._reader
+        if reader is None or (self._spans is None and reader.row == reader.end_row):
+            part, expected, self._planes = calls.part(self._row, end_row)
+            reader = self._reader = files.reader(part, expected)
+            self._read_at = time.monotonic()
+        try:
+            if self._spans is None:
+                self._spans = reader.take(self._block_row_count(reader))
+            spans = self._spans
+            block = reader.read(spans)
+        except TokenfeedError as error:
+            raise files.explained(error) from None
+        count = len(block)
+        self._spans = spans[count:] if count < len(spans) else None
+        self._row += count
+        return block.with_planes(self._planes)
+
+    def _block_row_count(self, reader: RowReader) -> int:
+        """Return the rows of the next block; few at first, so that the first batch is early."""
+        row, batch_size = reader.row, reader.request.position.batch_size
+        rows = rows_per_frame(self._block_bytes, reader.row_bytes)
+        self._block_bytes = min(2 * self._block_bytes, FRAME_BYTES_TARGET)
+        end = (row + rows) // batch_size * batch_size
+        return (end if end > row else row + rows) - row

@@ -5,12 +5,12 @@ server's packages, and only when a feed is used.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tokenfeed._links import require_package
 from tokenfeed.errors import InvalidRequest
@@ -22,10 +22,10 @@ from ..runtime.counters import Counters
 from ..runtime.supervisor import Task
 from ..transport.addresses import Targets
 from .calls import Calls
-from .check import FILES, Described
-from .datasets import Datasets, Required
+from .check import Descriptions, require_usable
+from .datasets import Datasets, Requirements
 from .describe import describe_sources
-from .file_rows import FileBlocks, FileRows
+from .file_rows import FileRows
 from .file_target import parse_local_target
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ _AHEAD_BYTES_MAX = 8 << 20
 _LOG_SECONDS = 30.0
 
 
+Result = TypeVar("Result")
+
+
 class Files(Datasets):
     """Datasets in files of this machine, which are read in the trainer's process. They are opened
     when they are first needed, in a thread that no signal interrupts.
@@ -52,7 +55,7 @@ class Files(Datasets):
         request: Request,
         *,
         reconnect_seconds: float,
-        **required: Unpack[Required],
+        **required: Unpack[Requirements],
     ) -> None:
         """Parse the targets; does no I/O.
 
@@ -66,7 +69,7 @@ class Files(Datasets):
         self._open_lock = threading.Lock()
         self._supervise(self._close_files)
 
-    def await_described(self) -> Described:
+    def await_described(self) -> Descriptions:
         """Return the description of each source; opens them first.  Raises: RequestError,
         CorpusError.
         """
@@ -77,16 +80,21 @@ class Files(Datasets):
 
     def await_provenance(self) -> Answers:
         """Return what tells where rows come from; opens the files first, like `await_described`."""
-        return (self._opened or self._await_opened()).provenance
+        return self._await_opened().provenance
 
     def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> FileRows:
         """Return the rows of a stream, which reads nothing before `start`; prefetch_bytes of 0
         means without a thread.
         """
-        blocks = FileBlocks(partial(self._files_of, request), self._reconnect_seconds)
         ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.stream.row_tokens)
         ahead_rows = max(ahead_rows, 2 * request.position.batch_size) if prefetch_bytes else 0
-        return FileRows(self, blocks, counters, ahead_rows)
+        return FileRows(
+            self,
+            partial(self._files_of, request),
+            counters,
+            reconnect_seconds=self._reconnect_seconds,
+            rows_ahead=ahead_rows,
+        )
 
     def abandon(self, task: Task) -> None:
         """Leave a task behind that does not end yet: its files are read slowly, or not at all."""
@@ -97,30 +105,52 @@ class Files(Datasets):
         self, request: Request, is_over: Callable[[], bool]
     ) -> tuple[LocalDatasets, Calls]:
         """Return what reads the rows of a request.  Raises: like `_await_opened`."""
-        opened = self._opened or self._await_opened(is_over)
+        opened = self._await_opened(is_over)
         described = self.await_described()
         return opened, Calls(self.planes.request(request, described), described)
 
-    def _describe_again(self, context_length: int, redactions: Redactions) -> Described:
-        opened = self._await_opened()
-        return self._describe(opened, context_length, redactions)
+    def _describe_again(self, context_length: int, redactions: Redactions) -> Descriptions:
+        return self._await(lambda: self._describe(self._open(), context_length, redactions))
 
     def _describe(
         self, opened: LocalDatasets, context_length: int, redactions: Redactions
-    ) -> Described:
+    ) -> Descriptions:
         """Return descriptions, once they were found usable, as of a server."""
         answer = describe_sources(
             self._request.stream, context_length, "the target", opened.describe
         )
-        self._require_usable(FILES, answer, self._reference(context_length), redactions)
-        return tuple(answer.datasets)
+        datasets, stream = tuple(answer.datasets), self._request.stream
+        reference = self._reference(context_length)
+        redacted = replace(stream, redactions=redactions)
+        require_usable("target", datasets, redacted, reference, self.planes)
+        return datasets
 
     def _await_opened(self, is_over: Callable[[], bool] = lambda: False) -> LocalDatasets:
-        """Return the opened dataset; opens it in a thread.  Raises: like `_open`; InvalidRequest
-        once this is closed, or is_over returns True.
+        """Return the opened datasets; opens them first.  Raises: like `_open` and `_await`."""
+        return self._opened or self._await(self._open, is_over)
+
+    def _await(
+        self, work: Callable[[], Result], is_over: Callable[[], bool] = lambda: False
+    ) -> Result:
+        """Return the result of work in a thread.  Raises: what work raises; InvalidRequest once
+        this is closed, or is_over returns True.
         """
         self.require_own_process()
-        return _OpenTask(self, self._open, is_over).result()
+        logged_at = time.monotonic()
+
+        def check_wait() -> None:
+            nonlocal logged_at
+            self.require_not_closed()
+            if is_over():
+                raise InvalidRequest("feed", "has ended these rows")
+            if self._opened is None and time.monotonic() - logged_at >= _LOG_SECONDS:
+                logged_at = time.monotonic()
+                _LOG.warning("files are still being opened: they are read for their fingerprint")
+
+        # Not cancelled: opening looks by itself whether the files are closed.
+        return AwaitedTask(
+            self.begin_use(), "tokenfeed-files", lambda _: work(), check_wait=check_wait
+        ).result()
 
     def _open(self) -> LocalDatasets:
         """Return the opened dataset; the first call opens it, and the others wait for that."""
@@ -162,41 +192,3 @@ class Files(Datasets):
         """Raise InvalidRequest once this is closed."""
         if self.closed:
             raise InvalidRequest("feed", "is closed; create a new one")
-
-
-class _OpenTask(AwaitedTask["LocalDatasets"]):
-    """The opening of all files, which are read for their fingerprint."""
-
-    thread_name = "tokenfeed-open"
-
-    def __init__(
-        self, files: Files, open_files: Callable[[], LocalDatasets], is_over: Callable[[], bool]
-    ) -> None:
-        """open_files: looks by itself whether the files are closed.  is_over: whether the result is
-        not needed any more.
-        """
-        super().__init__(files.begin_use())
-        self._files = files
-        self._open_files = open_files
-        self._is_over_for_rows = is_over
-        self._logged_at = time.monotonic()
-
-    def due_seconds(self, now: float) -> float:
-        """Return when to cancel: never, the work looks by itself; for the supervisor."""
-        super().due_seconds(now)
-        return math.inf
-
-    def cancel(self) -> None:
-        """Do nothing."""
-
-    def _work(self) -> LocalDatasets:
-        return self._open_files()
-
-    def _check_wait(self) -> None:
-        """Raise InvalidRequest if the files are not needed any more; log that it takes long."""
-        self._files.require_not_closed()
-        if self._is_over_for_rows():
-            raise InvalidRequest("feed", "has ended these rows")
-        if time.monotonic() - self._logged_at >= _LOG_SECONDS:
-            self._logged_at = time.monotonic()
-            _LOG.warning("files are still being opened: they are read for their fingerprint")

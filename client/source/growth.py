@@ -10,7 +10,7 @@ _FALLS_MAX = 8
 other work, whose progress it had. A server that is killed at each try has to be given up."""
 
 
-class _Known(NamedTuple):
+class _Level(NamedTuple):
     last: float
     greatest: float
     falls: int
@@ -21,7 +21,7 @@ class Growth:
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _Level] = {}
 
     def note(self, progress: Mapping[str, float]) -> bool:
         """Take an answer: shares by name.  Returns: whether any of them gets on.
@@ -31,8 +31,8 @@ class Growth:
         """
         gets_on = False
         for name, share in progress.items():
-            last, greatest, falls = self._known.get(name, _Known(-1.0, -1.0, 0))
+            last, greatest, falls = self._known.get(name, _Level(-1.0, -1.0, 0))
             falls += share < last
             gets_on |= share > greatest or (share != last and falls <= _FALLS_MAX)
-            self._known[name] = _Known(share, max(share, greatest), falls)
+            self._known[name] = _Level(share, max(share, greatest), falls)
         return gets_on

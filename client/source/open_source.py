@@ -10,11 +10,11 @@ from tokenfeed.wire.request import Request
 from ..transport.addresses import Targets
 from ..transport.credentials import Credentials, with_environment
 from ..transport.timeouts import Timeouts
-from .datasets import Required
+from .datasets import Requirements
 from .file_target import is_local_target
 from .files import Files
+from .plane_selection import PlaneSelection
 from .servers import Servers
-from .wanted_planes import WantedPlanes
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -28,7 +28,7 @@ def open_source(
     credentials: Credentials | None = None,
     client_name: str = "",
     is_tool: bool = False,
-    **required: Unpack[Required],
+    **required: Unpack[Requirements],
 ) -> Servers | Files:
     """Return the datasets of a target; does no I/O. Local files need no credentials and no name.
 
@@ -64,5 +64,5 @@ def open_to_look(
         request,
         timeouts=Timeouts(reconnect_seconds=wait_seconds),
         is_tool=True,
-        planes=WantedPlanes(loss_mask=loss_mask),
+        planes=PlaneSelection(loss_mask=loss_mask),
     )

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tokenfeed.errors import BadFrame, TokenfeedError, Unreachable
 from tokenfeed.wire import frame, redacted_runs
@@ -23,10 +23,11 @@ from ..runtime.counters import Counters
 from ..runtime.threads import without_traceback
 from ..transport.channel import Call, Channel, DescribeCall, RpcError, drain_events, error_from_rpc
 from ..transport.replicas import Replica
-from .background_rows import BackgroundRows, Owner
+from .background_rows import BackgroundRows
 from .calls import Calls
+from .datasets import Datasets
 from .failover import Failover
-from .wanted_planes import require_valid
+from .plane_selection import require_valid
 
 _WATCH_SECONDS = 0.5
 _GOODBYE_SECONDS = 0.2
@@ -53,24 +54,10 @@ class _OpenCall(NamedTuple):
     may_lack: bool
 
 
-class Remote(Owner, Protocol):
-    """What rows are received from: `Servers`."""
-
-    hints: Hints
-
-    def failover(self, awaited_since: Callable[[], float | None]) -> Failover:
-        """Return a new Failover over the servers."""
-
-    def connected(
-        self,
-        replica: Replica,
-        request: Request,
-        timeout_seconds: float,
-        open_calls: set[DescribeCall],
-    ) -> AbstractContextManager[tuple[Channel, Calls]]:
-        """Lend the connection to a server, after a check that it has the rows of a request; with
-        the calls for them.
-        """
+Connect = Callable[
+    [Replica, Request, float, set[DescribeCall]], AbstractContextManager[tuple[Channel, Calls]]
+]
+"""Lends the connection to a server, with the calls for a request: `Servers.connected`."""
 
 
 class RowStream(BackgroundRows):
@@ -80,21 +67,27 @@ class RowStream(BackgroundRows):
 
     def __init__(
         self,
-        remote: Remote,
+        servers: Datasets,
         request: Request,
         *,
+        connect: Connect,
+        failover: Callable[[Callable[[], float | None]], Failover],
+        hints: Hints,
         prefetch_bytes: int,
         counters: Counters,
     ) -> None:
-        """Prepare a stream; no I/O before `start`.
+        """Prepare a stream of some servers; no I/O before `start`.
 
+        failover: returns a Failover over them, given when the consumer began to wait.  hints: what
+        calls tell the people who look at a server.
         prefetch_bytes: buffer for rows that are requested and not yet consumed, at 2 bytes per
         token; at least two batches. A stream starts with less, and grows to the full size as
         batches are consumed.
         """
-        super().__init__(remote, counters)
-        self._remote = remote
+        super().__init__(servers, counters)
         self._request = request
+        self._connect = connect
+        self._own_hints = hints
         self._batch_rows = request.position.batch_size
         batch_bytes = 2 * request.stream.row_tokens * self._batch_rows
         self._room_batches = max(2, prefetch_bytes // batch_bytes)
@@ -102,7 +95,7 @@ class RowStream(BackgroundRows):
         # A long row is one frame, and only complete frames are visible.
         row_bytes = min(4 * request.stream.row_tokens, _MESSAGE_BYTES_MAX)
         self._frame_seconds = row_bytes // frame.BYTES_PER_SECOND_MIN
-        self._failover = remote.failover(lambda: self._awaited_since)
+        self._failover = failover(lambda: self._awaited_since)
 
         # Used only by the receiving thread.
         self._is_resuming = False
@@ -155,7 +148,7 @@ class RowStream(BackgroundRows):
         received_before = self._received_row
         self._is_resuming = received_before > 0
         self._silent_seconds = 0.0
-        with self._remote.connected(
+        with self._connect(
             replica, self._request, self._timeout_seconds(), self._describe_calls
         ) as (channel, calls):
             failure: Exception | None = None
@@ -253,8 +246,7 @@ class RowStream(BackgroundRows):
                 self.cancel()
 
     def _hints(self) -> Hints:
-        """Return what a call tells the people who look at the server."""
-        return self._remote.hints._replace(
+        return self._own_hints._replace(
             trainer_sample=self._request.position.sample_of(self._consumed_row)
         )
 

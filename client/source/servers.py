@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,8 @@ from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
 from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 from .calls import Calls
-from .check import Described, with_hashes
-from .datasets import Datasets, Required
+from .check import Descriptions, require_server, with_hashes
+from .datasets import Datasets, Requirements
 from .describe import describe_all, describe_sources, refusal_of_all
 from .failover import Failover
 from .row_stream import RowStream
@@ -49,7 +50,7 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 _Accepted = weakref.WeakKeyDictionary[Channel, Redactions]
 """Connections to servers that were found usable, and the redactions whose lists these have."""
-Ask = Callable[[float, set[DescribeCall]], Described]
+Ask = Callable[[float, set[DescribeCall]], Descriptions]
 """Asks servers, with a timeout in seconds; the set holds the open calls, to be cancelled."""
 
 
@@ -65,7 +66,7 @@ class Servers(Datasets):
         credentials: Credentials = PLAINTEXT,
         client_name: str = "",
         is_tool: bool = False,
-        **required: Unpack[Required],
+        **required: Unpack[Requirements],
     ) -> None:
         """Remember the servers; does no I/O.
 
@@ -137,7 +138,7 @@ class Servers(Datasets):
             # It has sent rows before: a proxy answers like this while its server is replaced.
             raise Unreachable(replica.address, error.problem) from None
 
-    def described(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> Described:
+    def described(self, timeout_seconds: float, open_calls: set[DescribeCall]) -> Descriptions:
         """Return the description of each source: fingerprint, tokens, rows of each order.
 
         The first thread that calls this asks all servers, once. Without a required corpus, that of
@@ -158,19 +159,46 @@ class Servers(Datasets):
             assert self._described is not None
             return self._described
 
-    def await_described(self) -> Described:
+    def await_described(self) -> Descriptions:
         """Like `described`, but wait for unavailable servers; for a consumer's thread.  Raises:
         RequestError, CorpusError; Unreachable after reconnect_seconds.
         """
         return self._described or self._await(self.described)
 
-    def _await(self, ask: Ask) -> Described:
+    def _await(self, ask: Ask) -> Descriptions:
         """Return the result of ask; retries until a server answers.
 
         ask: asks all servers.  Raises: like `await_described`.
         """
         self.require_own_process()
-        return _DescribeTask(self, ask).result()
+        open_calls: set[DescribeCall] = set()
+        notifier, began = Notifier(), time.monotonic()
+        failover = self.failover(lambda: began)
+
+        def work(is_over: Callable[[], bool]) -> Descriptions:
+            result = failover.run(
+                lambda _: ask(failover.read_seconds, open_calls),
+                pause=notifier.wait,
+                is_over=is_over,
+                asks_all=True,
+            )
+            if result is None:
+                raise _closed_unused()
+            return result
+
+        def check_wait() -> None:
+            failover.require_in_time(0.0)
+            if self.closed:
+                raise _closed_unused()
+
+        def cancel() -> None:
+            notifier.notify()
+            for call in tuple(open_calls):
+                call.cancel()
+
+        return AwaitedTask(
+            self.begin_use(), "tokenfeed-describe", work, check_wait=check_wait, cancel=cancel
+        ).result()
 
     def abandon(self, task: Task) -> None:
         """Abandon a task that does not end, and its connections. Later tasks use new ones."""
@@ -189,9 +217,17 @@ class Servers(Datasets):
 
     def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> RowStream:
         """Return the rows of a stream, which does not receive before `start`."""
-        return RowStream(self, request, prefetch_bytes=prefetch_bytes, counters=counters)
+        return RowStream(
+            self,
+            request,
+            connect=self.connected,
+            failover=self.failover,
+            hints=self.hints,
+            prefetch_bytes=prefetch_bytes,
+            counters=counters,
+        )
 
-    def _describe_again(self, context_length: int, redactions: Redactions) -> Described:
+    def _describe_again(self, context_length: int, redactions: Redactions) -> Descriptions:
         """Ask all servers; ListMissing if after 3 s none has all lists."""
         return self._await(partial(self._describe_all, context_length, redactions))
 
@@ -201,7 +237,7 @@ class Servers(Datasets):
         redactions: Redactions,
         timeout_seconds: float,
         open_calls: set[DescribeCall],
-    ) -> Described:
+    ) -> Descriptions:
         """Ask all servers, accept those with the same corpus, and log the others.
 
         context_length, redactions: as for `_describe_again`.
@@ -213,7 +249,7 @@ class Servers(Datasets):
             timeout_seconds,
         )
         reference = self._reference(context_length)
-        found: Described | None = None
+        found: Descriptions | None = None
         refused: list[tuple[str, RequestError]] = []
         not_ready: list[Unreachable] = []
         for answer in answers:
@@ -242,7 +278,19 @@ class Servers(Datasets):
         self._learn_hashes(found)
         return found
 
-    def _learn_hashes(self, datasets: Described) -> None:
+    def _require_usable(
+        self,
+        address: str,
+        described: pb.DescribeResponse,
+        reference: Descriptions | None,
+        redactions: Redactions,
+    ) -> None:
+        """Raise what `require_server` does."""
+        stream = replace(self._request.stream, redactions=redactions)
+        request = replace(self._request, stream=stream)
+        require_server(address, described, request, self._client_name, reference, self.planes)
+
+    def _learn_hashes(self, datasets: Descriptions) -> None:
         """Store the hashes that were not known yet. Later checks compare them."""
         if self._described is not None:
             self._described = with_hashes(self._described, datasets)
@@ -283,45 +331,6 @@ class Servers(Datasets):
         """Return whether a server was found usable, with the lists of these redactions."""
         accepted = self._accepted.get(channel)
         return accepted is not None and set(redactions) <= set(accepted)
-
-
-class _DescribeTask(AwaitedTask[Described]):
-    """A request to all servers."""
-
-    thread_name = "tokenfeed-describe"
-
-    def __init__(self, remote: Servers, ask: Ask) -> None:
-        """ask: asks all servers."""
-        super().__init__(remote.begin_use())
-        self._remote = remote
-        self._ask = ask
-        self._open_calls: set[DescribeCall] = set()
-        self._notifier = Notifier()
-        began = time.monotonic()
-        self._failover = remote.failover(lambda: began)
-
-    def cancel(self) -> None:
-        """Cancel all open calls; for the supervisor."""
-        self._notifier.notify()
-        for call in tuple(self._open_calls):
-            call.cancel()
-
-    def _check_wait(self) -> None:
-        """Raise InvalidRequest if the feed is closed, and Unreachable if the request hangs."""
-        self._failover.require_in_time(0.0)
-        if self._remote.closed:
-            raise _closed_unused()
-
-    def _work(self) -> Described:
-        result = self._failover.run(
-            lambda _: self._ask(self._failover.read_seconds, self._open_calls),
-            pause=self._notifier.wait,
-            is_over=self._is_over,
-            asks_all=True,
-        )
-        if result is None:
-            raise _closed_unused()
-        return result
 
 
 def _closed_unused() -> InvalidRequest:

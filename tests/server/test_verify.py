@@ -126,7 +126,7 @@ def test_large_corpora_that_differ_in_one_token_have_other_digests_once_verified
     both = [server.address for server in servers]
     remote = Servers(both, wanted(64, 1), timeouts=Timeouts(reconnect_seconds=10.0))
     assert remote.await_described()[0].digest == digests[0]
-    assert f"server rejected address={both[1]} reason=serves another corpus: digest" in caplog.text
+    assert f"server rejected address={both[1]} reason=has another corpus: digest" in caplog.text
     remote.close()
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
+from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.client.source.calls import Calls
 from tokenfeed.client.source.describe import describe_sources
-from tokenfeed.client.source.file_rows import FileBlocks
+from tokenfeed.client.source.file_rows import FileRows
 from tokenfeed.server.open_local import LocalDatasets
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -35,7 +37,13 @@ class Blocks:
 
     def __init__(self, opened: LocalDatasets, request: Request) -> None:
         calls = calls_of(opened, request)
-        self._blocks = FileBlocks(lambda _: (opened, calls), 0.0)
+        self._rows = FileRows(
+            SimpleNamespace(closed=False),
+            lambda _: (opened, calls),
+            Counters(),
+            reconnect_seconds=0.0,
+            rows_ahead=0,
+        )
 
     def next(self) -> RowBlock | None:
-        return self._blocks.next(lambda _: True)
+        return self._rows._block()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...transport.addresses import DNS, UNIX, host_and_port
 from ...transport.resolver import TargetResolver
-from .findings import Diagnosed, Finding
+from .findings import Diagnosis, Finding
 
 ADDRESSES_MAX = 64
 """Servers of a name that are examined; further ones are left out."""
@@ -36,7 +36,7 @@ class Server:
 
 def resolve(target: str, timeout_seconds: float) -> list[Server]:
     """Return the servers of a target that `require_address` accepts: each address of a dns:///
-    name is one, and all addresses of HOST:PORT together are one.  Raises: Diagnosed.
+    name is one, and all addresses of HOST:PORT together are one.  Raises: Diagnosis.
     """
     if target.startswith(UNIX):
         path = target.removeprefix(UNIX)
@@ -46,7 +46,7 @@ def resolve(target: str, timeout_seconds: float) -> list[Server]:
     resolver.resolve(age_seconds=0.0)
     resolver.wait(timeout_seconds)
     if not resolver.addresses:
-        raise Diagnosed(_not_resolved(target, host, resolver, timeout_seconds))
+        raise Diagnosis(_not_resolved(target, host, resolver, timeout_seconds))
     addresses = resolver.addresses[:ADDRESSES_MAX]
     places = tuple(host_and_port(address) for address in addresses)
     if not target.startswith(DNS):

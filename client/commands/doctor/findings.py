@@ -66,7 +66,7 @@ class Finding:
         return EXIT_CODES[self.kind]
 
 
-class Diagnosed(Exception):
+class Diagnosis(Exception):
     """Ends the examination of a server: a layer failed, so those above it cannot work."""
 
     def __init__(self, finding: Finding) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 
 from ...runtime.threads import Outcome, start_thread
 from .address import Server, shown
-from .findings import Diagnosed, Finding
+from .findings import Diagnosis, Finding
 
 _CONNECTS = 4
 """Connections whose fastest one is the round trip."""
@@ -37,7 +37,7 @@ class Connection:
 
 
 def connect(server: Server, timeout_seconds: float) -> Connection:
-    """Return the first place of a server that accepts a connection.  Raises: Diagnosed.
+    """Return the first place of a server that accepts a connection.  Raises: Diagnosis.
 
     All of them are tried at once.
     """
@@ -54,7 +54,7 @@ def connect(server: Server, timeout_seconds: float) -> Connection:
         if isinstance(found, float):
             return Connection(place, _fastest(place, found, timeout_seconds))
         failures[place] = TimeoutError() if found is None else found
-    raise Diagnosed(_not_connected(server, failures, timeout_seconds))
+    raise Diagnosis(_not_connected(server, failures, timeout_seconds))
 
 
 def connect_seconds(place: Place, timeout_seconds: float) -> float:

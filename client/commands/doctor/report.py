@@ -12,8 +12,8 @@ _INDENT = " " * 13
 
 
 @dataclass(slots=True)
-class Examined:
-    """A server that was examined.
+class ServerReport:
+    """What is known of one server, or of this machine.
 
     name: as it is shown.  lines: label and text of what is known about it, layer by layer; a layer
     that failed has a finding instead.  facts: the same for programs.
@@ -30,13 +30,13 @@ class Examined:
         self.facts.update(facts)
 
 
-def text(machine: Examined, servers: Sequence[Examined]) -> str:
+def text(machine: ServerReport, servers: Sequence[ServerReport]) -> str:
     """Return all of it for people.  machine: what is wrong with this machine, and its settings."""
     lines: list[str] = []
-    for examined in (machine, *servers):
-        lines.append(examined.name)
-        lines += [f"  {label:<10} {shown}" for label, shown in examined.lines]
-        for finding in examined.findings:
+    for report in (machine, *servers):
+        lines.append(report.name)
+        lines += [f"  {label:<10} {shown}" for label, shown in report.lines]
+        for finding in report.findings:
             lines += [
                 f"  PROBLEM    {finding.problem}  [{finding.kind}]",
                 f"    seen     {finding.evidence}",
@@ -45,7 +45,7 @@ def text(machine: Examined, servers: Sequence[Examined]) -> str:
     return "\n".join([*lines, "", _verdict(machine, servers)])
 
 
-def as_json(machine: Examined, servers: Sequence[Examined]) -> dict[str, Any]:
+def as_json(machine: ServerReport, servers: Sequence[ServerReport]) -> dict[str, Any]:
     """Return all of it for programs."""
     findings = _findings(machine, servers)
     return {
@@ -56,11 +56,11 @@ def as_json(machine: Examined, servers: Sequence[Examined]) -> dict[str, Any]:
     }
 
 
-def _findings(machine: Examined, servers: Sequence[Examined]) -> list[Finding]:
+def _findings(machine: ServerReport, servers: Sequence[ServerReport]) -> list[Finding]:
     return [finding for one in (machine, *servers) for finding in one.findings]
 
 
-def _verdict(machine: Examined, servers: Sequence[Examined]) -> str:
+def _verdict(machine: ServerReport, servers: Sequence[ServerReport]) -> str:
     findings = _findings(machine, servers)
     if not findings:
         agree = "1 server works" if len(servers) == 1 else f"{len(servers)} servers work and agree"

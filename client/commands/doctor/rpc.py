@@ -24,7 +24,7 @@ from ...source.check import require_contract
 from ...transport.channel import Channel
 from ...transport.credentials import CREDENTIAL_FIELDS, Credentials
 from .address import Server
-from .findings import Diagnosed, Finding
+from .findings import Diagnosis, Finding
 
 _CALLS = 5
 """Calls whose fastest one shows the round trip, and compares the clocks."""
@@ -47,11 +47,11 @@ class Answer:
 def ask(
     channel: Channel, server: Server, credentials: Credentials, timeout_seconds: float
 ) -> Answer:
-    """Ask a server what it serves, several times.  Raises: Diagnosed."""
+    """Ask a server what it serves, several times.  Raises: Diagnosis."""
     try:
         answers = [_ask_once(channel, timeout_seconds) for _ in range(_CALLS)]
     except TokenfeedError as error:
-        raise Diagnosed(refused(server, credentials, error)) from None
+        raise Diagnosis(refused(server, credentials, error)) from None
     # The first one includes the connection.
     fastest = min(answers[1:], key=lambda answer: answer.seconds)
     _require_contract(server, fastest.described)
@@ -133,7 +133,7 @@ def clock_difference(began_at: float, seconds: float, server_time: float) -> flo
 
 
 def _require_contract(server: Server, described: pb.DescribeResponse) -> None:
-    """Raise Diagnosed unless a server speaks this client's revision of the contract."""
+    """Raise Diagnosis unless a server speaks this client's revision of the contract."""
     try:
         require_contract(server.name, described)
     except ContractMismatch as error:
@@ -148,4 +148,4 @@ def _require_contract(server: Server, described: pb.DescribeResponse) -> None:
             f"{list(described.contract_revisions)}",
             "upgrade the server" if is_old else "upgrade tokenfeed on this machine",
         )
-        raise Diagnosed(finding) from None
+        raise Diagnosis(finding) from None

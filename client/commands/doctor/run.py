@@ -23,11 +23,11 @@ from ...source.file_target import is_local_target
 from ...transport.addresses import UNIX, host_and_port, require_address
 from ...transport.credentials import Credentials, with_environment
 from .address import Server, unresolved
-from .examine import Asked, Reached, examine, read, servers_of, stuck
+from .examination import Probe, Settings, examine, read, servers_of, stuck
 from .findings import Finding, exit_code
 from .proxy import proxy_for
 from .replicas import compare
-from .report import Examined, as_json, text
+from .report import ServerReport, as_json, text
 
 _STEPS = 20
 """Steps of the examination of a server that have a timeout each, at most."""
@@ -47,12 +47,12 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         raise InvalidRequest("tokens_per_second", problem)
     duration_seconds = seconds("seconds", arguments.seconds, zero=True)
     timeout_seconds = seconds("timeout_seconds", arguments.timeout_seconds, zero=False)
-    machine = Examined("this machine")
-    servers: list[Examined] = []
+    machine = ServerReport("this machine")
+    servers: list[ServerReport] = []
     credentials = _credentials(machine, arguments.environment, timeout_seconds)
     if credentials is not None:
         _show_machine(machine, targets, credentials, arguments.environment)
-        asked = Asked(
+        settings = Settings(
             credentials,
             arguments.environment,
             arguments.dataset,
@@ -61,7 +61,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
             arguments.tokens_per_second,
         )
         # Not in this thread, where a Ctrl-C could leave a lock of gRPC locked for ever.
-        (result,) = _at_once([partial(_examine_all, targets, asked)], None)
+        (result,) = _at_once([partial(_examine_all, targets, settings)], None)
         servers = result or []
     shown = as_json(machine, servers) if arguments.json else text(machine, servers)
     print(shown if isinstance(shown, str) else json.dumps(shown, indent=2))
@@ -69,7 +69,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def _credentials(
-    machine: Examined, environment: Mapping[str, str], timeout_seconds: float
+    machine: ServerReport, environment: Mapping[str, str], timeout_seconds: float
 ) -> Credentials | None:
     """Return the credentials of the environment; None, with a finding, if they cannot be used."""
 
@@ -98,7 +98,7 @@ def _credentials(
 
 
 def _show_machine(
-    machine: Examined,
+    machine: ServerReport,
     targets: Sequence[str],
     credentials: Credentials,
     environment: Mapping[str, str],
@@ -123,32 +123,32 @@ def _show_machine(
         machine.add("proxy", f"{names} is set and not used: tokenfeed connects directly")
 
 
-def _examine_all(targets: Sequence[str], asked: Asked) -> list[Examined]:
+def _examine_all(targets: Sequence[str], settings: Settings) -> list[ServerReport]:
     """Examine all servers at once, compare those that answer, and read from one after another."""
-    limit_seconds = _STEPS * asked.timeout_seconds
-    resolving = [partial(servers_of, target, asked) for target in targets]
-    servers: list[Server | Reached] = []
+    limit_seconds = _STEPS * settings.timeout_seconds
+    resolving = [partial(servers_of, target, settings) for target in targets]
+    servers: list[Server | Probe] = []
     for target, found in zip(targets, _at_once(resolving, limit_seconds), strict=True):
         stuck_one = _stuck(unresolved(target), limit_seconds)
         servers += found if isinstance(found, list) else [found or stuck_one]
-    examining = [partial(examine, one, asked) for one in servers if isinstance(one, Server)]
+    examining = [partial(examine, one, settings) for one in servers if isinstance(one, Server)]
     results = iter(_at_once(examining, limit_seconds))
-    reached = [
-        one if isinstance(one, Reached) else next(results) or _stuck(one, limit_seconds)
+    probe = [
+        one if isinstance(one, Probe) else next(results) or _stuck(one, limit_seconds)
         for one in servers
     ]
-    answers = {one.server.name: one.answer for one in reached if one.answer is not None}
+    answers = {one.server.name: one.answer for one in probe if one.answer is not None}
     for finding in compare(answers):
-        for one in reached:
+        for one in probe:
             if one.server.name == finding.server:
-                one.examined.findings.append(finding)
-    for one in reached:
-        read(one, asked)
-    return [one.examined for one in reached]
+                one.report.findings.append(finding)
+    for one in probe:
+        read(one, settings)
+    return [one.report for one in probe]
 
 
-def _stuck(server: Server, limit_seconds: float) -> Reached:
-    return Reached(server, Examined(server.name, findings=[stuck(server.name, limit_seconds)]))
+def _stuck(server: Server, limit_seconds: float) -> Probe:
+    return Probe(server, ServerReport(server.name, findings=[stuck(server.name, limit_seconds)]))
 
 
 def _at_once(

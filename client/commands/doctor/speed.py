@@ -23,7 +23,7 @@ from tokenfeed.wire.request import Hints, Request, to_message
 
 from ...runtime.threads import Outcome, start_thread, without_traceback
 from ...source.calls import Calls
-from ...source.wanted_planes import WantedPlanes
+from ...source.plane_selection import PlaneSelection
 from ...transport.channel import Channel, RpcError, drain_events, error_from_rpc
 from .findings import Finding
 from .network import Place, connect_seconds
@@ -125,7 +125,7 @@ class Reader:
         stream = Stream.of_dataset(self._dataset.name, order, 0, context_length)
         position = Position(0, min(_BATCH_ROWS, rows_max))
         request = Request(stream, position, num_batches=batches)
-        return WantedPlanes(loss_mask=False).request(request, (self._dataset,))
+        return PlaneSelection(loss_mask=False).request(request, (self._dataset,))
 
     def _receive(self, frames: frame.Frames) -> bool:
         """Take all frames, in the thread.  Returns: True.  Raises: TokenfeedError."""

@@ -11,7 +11,7 @@ from ...transport.addresses import host_and_port
 from ...transport.credentials import Credentials
 from ...transport.tls_check import TlsProblem, find_tls_problem
 from .address import Server
-from .findings import Diagnosed, Finding
+from .findings import Diagnosis, Finding
 from .network import Place, greeting, opened, silent
 
 _NO_CHECK_TIME = 0x200000
@@ -76,21 +76,21 @@ class Certificate:
 
 
 def check_plaintext(server: Server, place: Place, timeout_seconds: float) -> None:
-    """Raise Diagnosed unless a server speaks HTTP/2 in plaintext."""
+    """Raise Diagnosis unless a server speaks HTTP/2 in plaintext."""
     answer = greeting(place, timeout_seconds)
     if answer == "http2":
         return
     if answer == "silent":
-        raise Diagnosed(silent(server, timeout_seconds))
+        raise Diagnosis(silent(server, timeout_seconds))
     if not isinstance(place, str) and answer in ("tls", "closed", "unknown"):
         certificate = read_certificate(place, server.host, timeout_seconds)
         if answer == "tls" or certificate is not None:
-            raise Diagnosed(_speaks_tls(server, certificate))
+            raise Diagnosis(_speaks_tls(server, certificate))
     seen = {
         "http1": "it answers in HTTP/1",
         "closed": "it closes the connection at the first bytes of HTTP/2",
     }
-    raise Diagnosed(
+    raise Diagnosis(
         Finding(
             "not-grpc",
             server.name,
@@ -105,13 +105,13 @@ def check_tls(
     server: Server, place: tuple[str, int], credentials: Credentials, timeout_seconds: float
 ) -> Certificate | None:
     """Return the certificate of a server that is accepted and accepts this client's; None if it
-    cannot be read.  Raises: Diagnosed.
+    cannot be read.  Raises: Diagnosis.
     """
     name = server.authority or host_and_port(server.target)[0]
     try:
         problem = find_tls_problem(server.name, place, name, credentials, timeout_seconds)
     except TimeoutError:
-        raise Diagnosed(silent(server, timeout_seconds)) from None
+        raise Diagnosis(silent(server, timeout_seconds)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
         finding = Finding(
@@ -122,11 +122,11 @@ def check_tls(
             "check that address and port are those of a tokenfeed server, without a proxy that "
             "ends TLS in between",
         )
-        raise Diagnosed(finding) from None
+        raise Diagnosis(finding) from None
     certificate = read_certificate(place, name, timeout_seconds)
     if problem is None:
         return certificate
-    raise Diagnosed(_finding(server, name, problem, certificate))
+    raise Diagnosis(_finding(server, name, problem, certificate))
 
 
 def read_certificate(

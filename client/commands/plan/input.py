@@ -24,7 +24,7 @@ _TOKENS = re.compile(r"([0-9][0-9_]*)(?:\.([0-9]+))?(?:[eE]\+?([0-9]{1,2}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanInput:
     """What is to be planned: a mixture, what goes on from a state, or a mixture that does.
 
     mixture, definition: of a file; None without one.  saved: the state; None without one.  allow:
@@ -103,7 +103,7 @@ def read_end_sample(written: str, tokens: int, stream: Stream, first_sample: int
     return end_sample
 
 
-def read_asked(arguments: argparse.Namespace, path: str | None) -> Asked:
+def read_asked(arguments: argparse.Namespace, path: str | None) -> PlanInput:
     """Return the mixture of a file, a state, or both."""
     saved = None if arguments.state is None else _read_state(arguments.state)
     length, order, seed = arguments.context_length, arguments.order, arguments.seed
@@ -122,7 +122,7 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> Asked:
         mixture = Mixture.load(path)
         definition = mixture.definition(length, order or orders.DEFAULT_OF_FEEDS, seed)
         allow = ("mixture",) if arguments.allow_mixture else ()
-        return Asked(mixture, definition, saved, allow)
+        return PlanInput(mixture, definition, saved, allow)
     assert saved is not None
     for name, given in (("order", order), ("seed", seed)):
         if given is not None:
@@ -130,7 +130,7 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> Asked:
     if length != saved.stream.context_length:
         problem = f"{length} is not {saved.stream.context_length}, that of the state"
         raise InvalidRequest("context_length", problem)
-    return Asked(None, None, saved, ())
+    return PlanInput(None, None, saved, ())
 
 
 def _read_state(path: str) -> State:

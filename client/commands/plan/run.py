@@ -16,11 +16,11 @@ from ...feed.changes import require_same_corpus
 from ...feed.mixture.forecast import Forecast, forecast
 from ...feed.resume import resumed_mixture
 from ...feed.stats import SourceStats
-from ...provenance.consumed import consumed
+from ...provenance.usage import consumed
 from ...source.check import corpora_of, counted_rows, target_share
 from ...source.open_source import open_to_look
 from .. import WAIT_SECONDS
-from .input import Asked, read_asked, read_end_sample, read_tokens
+from .input import PlanInput, read_asked, read_end_sample, read_tokens
 from .picture import draw, require_png
 from .report import Report
 
@@ -76,7 +76,7 @@ def _words(arguments: argparse.Namespace) -> tuple[str | None, str]:
     return None, words[0]
 
 
-def _known(target: str, asked: Asked) -> tuple[Stream, dict[int, pb.Dataset]]:
+def _known(target: str, asked: PlanInput) -> tuple[Stream, dict[int, pb.Dataset]]:
     """Return the stream to be planned, and the descriptions of the sources that are still read, by
     their numbers.
 
@@ -115,7 +115,7 @@ def _described(target: str, stream: Stream) -> dict[int, pb.Dataset]:
         dataset.close()
 
 
-def _seen(asked: Asked, planned: Forecast) -> Mapping[str, SourceStats] | None:
+def _seen(asked: PlanInput, planned: Forecast) -> Mapping[str, SourceStats] | None:
     """Return what the history of a state has of each source, by the names of their datasets."""
     if asked.saved is None:
         return None

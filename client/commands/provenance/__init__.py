@@ -1,14 +1,14 @@
 """tokenfeed explain, find and manifest: what a run has seen.
 
-    options.py    their options
-    asked.py      the run that they are asked about: known by its checkpoint, or assumed
-    explain.py    where the rows of a step come from, and what they say
-    selection.py  which rows these are
-    find.py       which rows hold a document
-    progress.py   how far a long search is
-    manifest.py   everything that was read, as lines
-    output.py     these lines as JSON, or as a parquet file
-    words.py      names, ranges and errors as they are printed
+    options.py      their options
+    run_context.py  the run that they are asked about: known by its checkpoint, or assumed
+    explain.py      where the rows of a step come from, and what they say
+    selection.py    which rows these are
+    find.py         which rows hold a document
+    progress.py     how far a long search is
+    manifest.py     everything that was read, as lines
+    output.py       these lines as JSON, or as a parquet file
+    words.py        names, ranges and errors as they are printed
 
 What they ask of servers, and how a run is read, is in client/provenance.
 """

@@ -15,13 +15,13 @@ from tokenfeed.stream.position import require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ...feed.named import named_stage
-from ...provenance.asking import Provenance, located, open_provenance
+from ...provenance.queries import Provenance, locate_pages, open_provenance
 from ...provenance.rows import Tokens, read_rows
 from ...provenance.runs import Segment
 from ..top.screen import encodable
-from .asked import AskedRun, read_run
 from .options import ROWS_END
-from .selection import Selection, Wanted, consecutive, selected
+from .run_context import RunContext, read_run
+from .selection import RowChoice, Selection, consecutive, selected
 from .words import DELETED, counted, escaped, printable_errors, span
 
 REDACTED = "[redacted]"
@@ -39,14 +39,14 @@ def run_explain(arguments: argparse.Namespace) -> None:
     require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     decode = None if arguments.tokenizer is None else decoder(arguments.tokenizer)
     with printable_errors():
-        asked = read_run(arguments)
-        chosen = selected(asked, arguments)
+        context = read_run(arguments)
+        chosen = selected(context, arguments)
         with closing(open_provenance(arguments.target)) as provenance:
-            explained = _explained(asked, chosen, provenance, arguments.target, decode)
+            explained = _explained(context, chosen, provenance, arguments.target, decode)
             if arguments.json:
-                print(json.dumps(_plain(asked, chosen, list(explained))))
+                print(json.dumps(_plain(context, chosen, list(explained))))
                 return
-            print(encodable(f"{chosen.title}, {asked.words}"))
+            print(encodable(f"{chosen.title}, {context.words}"))
             for record in explained:
                 print(encodable("\n".join(_lines(record))))
     if chosen.left_out:
@@ -54,7 +54,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
 
 
 def _explained(
-    asked: AskedRun,
+    context: RunContext,
     chosen: Selection,
     provenance: Provenance,
     target: str,
@@ -67,8 +67,8 @@ def _explained(
             continue
         rows = iter(group)
         first, end = group[0].sample, group[-1].sample + 1
-        for segment in asked.corpora.segments(asked.stream, first, end):
-            described = asked.corpora.described(segment.stream)
+        for segment in context.corpora.segments(context.stream, first, end):
+            described = context.corpora.described(segment.stream)
             names = {
                 number: dataset.name
                 for number, dataset in zip(segment.stream.numbers, described, strict=True)
@@ -79,7 +79,7 @@ def _explained(
                 yield _begun(row) | record
 
 
-def _begun(row: Wanted) -> dict[str, Any]:
+def _begun(row: RowChoice) -> dict[str, Any]:
     """Return what is known of a row without asking."""
     begun: dict[str, Any] = {"rank": row.rank, "row": row.row}
     if row.is_padding:
@@ -98,7 +98,7 @@ def _of_segment(
     rows: Iterator[Tokens | None] = repeat(None)
     if decode is not None:
         rows = read_rows(target, segment)
-    for page in located(provenance, segment):
+    for page in locate_pages(provenance, segment):
         files = {(file.source, file.file): file.name for file in page.files}
         for row in page.rows:
             record: dict[str, Any] = {
@@ -163,13 +163,13 @@ def _decoded(
     return "".join([*found, decode(tokens[at:end].tolist())])
 
 
-def _plain(asked: AskedRun, chosen: Selection, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _plain(context: RunContext, chosen: Selection, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all of it as plain values."""
-    stream, run = asked.stream, chosen.run
+    stream, run = context.stream, chosen.run
     stages = {stream.place_of(row.sample): None for row in chosen.rows}
     return {
-        **asked.plain,
-        "is_assumed": asked.is_assumed,
+        **context.plain,
+        "is_assumed": context.is_assumed,
         "step": chosen.step,
         "batch_size": run.batch_size if run else None,
         "world_size": run.world_size if run else None,

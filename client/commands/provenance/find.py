@@ -17,8 +17,7 @@ from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ...feed.history import History
-from ...provenance.asking import open_provenance
-from ...provenance.finding import (
+from ...provenance.matches import (
     MatchPage,
     RowMatch,
     RunRecord,
@@ -28,12 +27,13 @@ from ...provenance.finding import (
     find_rows,
     numbers_of,
 )
+from ...provenance.queries import open_provenance
 from ...provenance.runs import future
 from ...runtime.arguments import text
 from ..top.screen import encodable
-from .asked import AskedRun, read_run
 from .options import ROWS_END
 from .progress import Progress
+from .run_context import RunContext, read_run
 from .words import DELETED, counted, escaped, printable_errors, span, step_place
 
 _LOOKED_FOR_SHOWN = 20
@@ -49,17 +49,17 @@ def run_find(arguments: argparse.Namespace) -> None:
     require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     what = _what(arguments)
     with printable_errors():
-        asked = read_run(arguments)
-        numbers = numbers_of(asked.stream, asked.corpora, text("dataset", arguments.dataset))
-        run = _known(asked, arguments, numbers)
+        context = read_run(arguments)
+        numbers = numbers_of(context.stream, context.corpora, text("dataset", arguments.dataset))
+        run = _known(context, arguments, numbers)
         with closing(open_provenance(arguments.target)) as provenance:
-            pages = find_rows(run, numbers, asked.corpora, provenance, what)
+            pages = find_rows(run, numbers, context.corpora, provenance, what)
             with _as_typed(what):
                 result = _collected(pages, len(run.samples), arguments.rows_max)
         if arguments.json:
-            print(json.dumps(_plain(asked, run, result)))
+            print(json.dumps(_plain(context, run, result)))
         else:
-            print(encodable("\n".join(_lines(asked, run, result))))
+            print(encodable("\n".join(_lines(context, run, result))))
 
 
 def _what(arguments: argparse.Namespace) -> pb.FindRequest:
@@ -107,7 +107,7 @@ def _as_typed(what: pb.FindRequest) -> Iterator[None]:
         raise TokenfeedError(names.get(error.subject, error.subject), error.problem) from None
 
 
-def _known(asked: AskedRun, arguments: argparse.Namespace, numbers: Sequence[int]) -> RunRecord:
+def _known(context: RunContext, arguments: argparse.Namespace, numbers: Sequence[int]) -> RunRecord:
     """Return what the run has read, and where to stop to look.  Raises: TokenfeedError.
 
     numbers: of the sources that are looked through.
@@ -115,31 +115,31 @@ def _known(asked: AskedRun, arguments: argparse.Namespace, numbers: Sequence[int
     if arguments.end_sample is not None and arguments.epochs is not None:
         raise InvalidRequest("epochs", "is given together with --end-sample; pass one of them")
     # The one that is still read; a run may have left others.
-    ahead = asked.stream.rest(asked.sample).numbers
+    ahead = context.stream.rest(context.sample).numbers
     number = next((each for each in reversed(numbers) if each in ahead), None)
     end_sample = arguments.end_sample
     if end_sample is not None:
         require_range("end_sample", end_sample, 1, SAMPLE_END)
     else:
-        end_sample = _default_end(asked, arguments, number)
-    end_sample = max(end_sample, asked.sample)
-    _require_few_epochs(asked, arguments, number, end_sample)
-    stream, history, coming = asked.stream, asked.history, None
-    if asked.is_assumed:
+        end_sample = _default_end(context, arguments, number)
+    end_sample = max(end_sample, context.sample)
+    _require_few_epochs(context, arguments, number, end_sample)
+    stream, history, coming = context.stream, context.history, None
+    if context.is_assumed:
         history, coming = History(), history if history.runs else None
     elif (history.runs or (arguments.batch_size and arguments.world_size)) and (
-        asked.sample < SAMPLE_END
+        context.sample < SAMPLE_END
     ):
         coming = future(
             history,
-            asked.sample,
+            context.sample,
             batch_size=arguments.batch_size,
             world_size=arguments.world_size,
         )
-    return RunRecord(history, asked.is_complete, stream, asked.sample, coming, end_sample)
+    return RunRecord(history, context.is_complete, stream, context.sample, coming, end_sample)
 
 
-def _default_end(asked: AskedRun, arguments: argparse.Namespace, number: int | None) -> int:
+def _default_end(context: RunContext, arguments: argparse.Namespace, number: int | None) -> int:
     """Return where epochs of a source end; by default those that were begun.
 
     number: of the source; None if it is not read any more.
@@ -147,26 +147,26 @@ def _default_end(asked: AskedRun, arguments: argparse.Namespace, number: int | N
     epochs = arguments.epochs
     if epochs is not None:
         require_range("epochs", epochs, 1, _NUMBER_END)
-    if number is None or asked.sample >= SAMPLE_END:
-        return asked.sample
-    end = end_of_epoch(asked.corpora, asked.stream, number, epochs, asked.sample)
+    if number is None or context.sample >= SAMPLE_END:
+        return context.sample
+    end = end_of_epoch(context.corpora, context.stream, number, epochs, context.sample)
     if end is not None:
         return end
-    if epochs is not None or asked.is_assumed:
+    if epochs is not None or context.is_assumed:
         name = "epochs" if epochs is not None else "end_sample"
         problem = "the order random has no epochs; pass --end-sample"
         raise InvalidRequest(name, problem)
-    return asked.sample
+    return context.sample
 
 
 def _require_few_epochs(
-    asked: AskedRun, arguments: argparse.Namespace, number: int | None, end_sample: int
+    context: RunContext, arguments: argparse.Namespace, number: int | None, end_sample: int
 ) -> None:
     """Raise InvalidRequest if the rows would be found again in very many epochs to come."""
     name = "end_sample" if arguments.end_sample is not None else "epochs"
     if number is None or getattr(arguments, name) is None:
         return
-    epochs = epochs_between(asked.corpora, asked.stream, number, asked.sample, end_sample)
+    epochs = epochs_between(context.corpora, context.stream, number, context.sample, end_sample)
     if epochs > _EPOCHS_MAX:
         problem = f"is {epochs:,} epochs of the dataset ahead, and each has the same tokens"
         raise InvalidRequest(name, f"{problem}; the maximum is {_EPOCHS_MAX:,}")
@@ -209,10 +209,10 @@ def _collected(pages: Iterator[MatchPage], samples: int, rows_max: int) -> Resul
     return Result(rows, counts.total() - len(rows), counts, times, looked_for, files)
 
 
-def _plain(asked: AskedRun, run: RunRecord, result: Result) -> dict[str, Any]:
+def _plain(context: RunContext, run: RunRecord, result: Result) -> dict[str, Any]:
     return {
-        **asked.plain,
-        "is_assumed": asked.is_assumed,
+        **context.plain,
+        "is_assumed": context.is_assumed,
         "sample": run.sample,
         "end_sample": run.end_sample,
         "looked_for": [
@@ -235,7 +235,7 @@ def _plain(asked: AskedRun, run: RunRecord, result: Result) -> dict[str, Any]:
                 "source": row.source,
                 "source_sample": row.source_sample,
                 "epoch": row.epoch,
-                "order": asked.stream.sources[row.source].order.NAME,
+                "order": context.stream.sources[row.source].order.NAME,
                 "context_length": row.context_length,
                 "tokens": list(map(list, row.spans)),
                 "redacted": list(map(list, row.redacted)),
@@ -249,7 +249,7 @@ def _plain(asked: AskedRun, run: RunRecord, result: Result) -> dict[str, Any]:
     }
 
 
-def _lines(asked: AskedRun, run: RunRecord, result: Result) -> Iterator[str]:
+def _lines(context: RunContext, run: RunRecord, result: Result) -> Iterator[str]:
     """Yield what was found as lines for people."""
     for each in result.looked_for[:_LOOKED_FOR_SHOWN]:
         named = ""
@@ -260,15 +260,15 @@ def _lines(asked: AskedRun, run: RunRecord, result: Result) -> Iterator[str]:
         yield f"{named}{name} tokens {span(each.first_token, each.end_token)}"
     if (left := len(result.looked_for) - _LOOKED_FOR_SHOWN) > 0:
         yield f"and {counted(left, 'more document')} of this id"
-    yield asked.words
+    yield context.words
     if run.end_sample > run.sample:
-        what = "looked at" if asked.is_assumed else "still to come"
+        what = "looked at" if context.is_assumed else "still to come"
         yield f"{what}: samples {span(run.sample, run.end_sample)}"
     for row in result.rows:
-        yield _line(row, is_assumed=asked.is_assumed)
+        yield _line(row, is_assumed=context.is_assumed)
     if result.left_out:
         yield f"{counted(result.left_out, 'row')} left out; --rows-max prints more"
-    yield _summary(asked, result)
+    yield _summary(context, result)
 
 
 def _line(row: RowMatch, *, is_assumed: bool) -> str:
@@ -296,13 +296,13 @@ def _marked(spans: Sequence[tuple[int, int]], marks: Sequence[tuple[int, int]], 
     return f", {word}" if both == sum(end - first for first, end in spans) else f", partly {word}"
 
 
-def _summary(asked: AskedRun, result: Result) -> str:
-    if asked.is_assumed:
+def _summary(context: RunContext, result: Result) -> str:
+    if context.is_assumed:
         return f"in {counted(result.counts.total(), 'row')}"
     seen, counts = result.counts[When.SEEN], result.counts
     times = "" if result.times == seen else f", {result.times:,} times"
     not_seen = [f"{counts[When.SKIPPED]:,} skipped"]
-    if not asked.is_complete:
+    if not context.is_complete:
         not_seen = [f"{counts[When.UNKNOWN]:,} unknown, which the history does not reach"]
     not_seen.append(f"{counts[When.TO_COME]:,} to come")
     return f"seen in {counted(seen, 'row')}{times}; {', '.join(not_seen)}"

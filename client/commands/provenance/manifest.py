@@ -15,10 +15,10 @@ from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.own_samples import EpochSamples, by_epoch, by_times
 
 from ...feed.named import named_redaction
-from ...provenance.asking import Provenance, covered, open_provenance
-from ...provenance.consumed import Use, consumed
-from .asked import AskedRun, read_run
+from ...provenance.queries import Provenance, coverage_pages, open_provenance
+from ...provenance.usage import Use, consumed
 from .output import require_parquet, write_jsonl, write_parquet
+from .run_context import RunContext, read_run
 from .words import printable_errors
 
 Numbers = npt.NDArray[np.int64]
@@ -39,9 +39,9 @@ def run_manifest(arguments: argparse.Namespace) -> None:
         if arguments.output is None:
             raise InvalidRequest("output", "is missing; a parquet file is not written to stdout")
     with printable_errors():
-        asked = read_run(arguments)
+        context = read_run(arguments)
         with closing(open_provenance(arguments.target)) as provenance:
-            lines = manifest_lines(asked, provenance, expands=arguments.expand)
+            lines = manifest_lines(context, provenance, expands=arguments.expand)
             if arguments.format == "parquet":
                 write_parquet(lines, arguments.output)
             else:
@@ -49,7 +49,7 @@ def run_manifest(arguments: argparse.Namespace) -> None:
 
 
 def manifest_lines(
-    asked: AskedRun, provenance: Provenance, *, expands: bool
+    context: RunContext, provenance: Provenance, *, expands: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of a manifest, each a dict of plain values.
 
@@ -57,26 +57,28 @@ def manifest_lines(
     """
     # First, so that no line is written if a dataset is missing.
     parts = [
-        _Part(index, use, ranges, asked, provenance)
-        for index, (use, ranges) in enumerate(sorted(consumed(asked.stream, asked.history).items()))
+        _Part(index, use, ranges, context, provenance)
+        for index, (use, ranges) in enumerate(
+            sorted(consumed(context.stream, context.history).items())
+        )
     ]
     yield {
         "kind": "run",
-        **asked.plain,
-        "end_step": asked.steps,
-        "steps": asked.steps - asked.history.first_batch,
+        **context.plain,
+        "end_step": context.steps,
+        "steps": context.steps - context.history.first_batch,
         "samples": sum(part.samples for part in parts),
         "tokens": sum(part.tokens for part in parts),
     }
-    yield _stream(asked)
+    yield _stream(context)
     for part in parts:
         yield from part.lines(expands=expands)
 
 
-def _stream(asked: AskedRun) -> dict[str, Any]:
+def _stream(context: RunContext) -> dict[str, Any]:
     """Return the line of the stream, with its stages up to the end of what was read."""
-    stream = asked.stream
-    end = stream.place_of(max(0, asked.history.end_sample - 1)) + 1
+    stream = context.stream
+    end = stream.place_of(max(0, context.history.end_sample - 1)) + 1
     return {
         "kind": "stream",
         "seed": stream.seed,
@@ -103,15 +105,15 @@ class _Part:
         index: int,
         use: Use,
         ranges: list[Numbers],
-        asked: AskedRun,
+        context: RunContext,
         provenance: Provenance,
     ) -> None:
         self._use, self._ranges = use, ranges
         self._provenance = provenance
-        self._source = asked.stream.sources[use.source]
-        self._stream = asked.corpora.alone(self._source, use.context_length)
-        self._rows_per_epoch = asked.corpora.rows_per_epoch(self._stream)
-        dataset = asked.corpora.described(self._stream)[0].name
+        self._source = context.stream.sources[use.source]
+        self._stream = context.corpora.alone(self._source, use.context_length)
+        self._rows_per_epoch = context.corpora.rows_per_epoch(self._stream)
+        dataset = context.corpora.described(self._stream)[0].name
         self._begun = {"source": use.source, "part": index, "dataset": dataset}
         self.samples = sum(int((each[:, 1] - each[:, 0]).sum()) for each in ranges)
         self.tokens = self.samples * use.context_length
@@ -159,7 +161,7 @@ class _Part:
 
     def _range_lines(self, begun: dict[str, Any], samples: Numbers) -> Iterator[dict[str, Any]]:
         rows = "pieces" if self._stream.reads_documents else "rows"
-        for page in covered(self._provenance, self._stream, samples):
+        for page in coverage_pages(self._provenance, self._stream, samples):
             files = {each.file: each.name for each in page.files}
             for each in page.ranges:
                 has_documents = each.HasField("first_document")

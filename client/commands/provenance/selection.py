@@ -13,12 +13,12 @@ from tokenfeed.stream.position import SAMPLE_END, require_range
 
 from ...feed.history import History, Run
 from ...provenance.runs import future, places_of, rows_of_step
-from .asked import AskedRun
+from .run_context import RunContext
 from .words import step_place
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowChoice:
     """A row to explain.  rank, row: None for a sample that is of no step."""
 
     rank: int | None
@@ -36,39 +36,41 @@ class Selection:
     """
 
     title: str
-    rows: Sequence[Wanted]
+    rows: Sequence[RowChoice]
     left_out: int = 0
     step: int | None = None
     run: Run | None = None
 
 
-def selected(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
+def selected(context: RunContext, arguments: argparse.Namespace) -> Selection:
     """Return the rows that the options select.  Raises: InvalidRequest."""
     if arguments.sample is None:
-        return _of_step(asked, arguments)
+        return _of_step(context, arguments)
     for name in ("step", "rank", "row"):
         if getattr(arguments, name) is not None:
             raise InvalidRequest(name, "is given together with --sample; pass one of them")
     require_range("sample", arguments.sample, 0, SAMPLE_END)
     title = f"sample {arguments.sample:,}"
-    if not asked.is_assumed:
-        title += f", {_when(asked, arguments.sample)}"
-    return Selection(title, [Wanted(None, None, arguments.sample)])
+    if not context.is_assumed:
+        title += f", {_when(context, arguments.sample)}"
+    return Selection(title, [RowChoice(None, None, arguments.sample)])
 
 
-def _when(asked: AskedRun, sample: int) -> str:
+def _when(context: RunContext, sample: int) -> str:
     """Return in words when a sample was read."""
-    places = places_of(asked.history, np.array([sample]))
+    places = places_of(context.history, np.array([sample]))
     each = zip(places.step.tolist(), places.rank.tolist(), places.row.tolist(), strict=True)
     if read := [step_place(*place) for place in each]:
         return f"read at {' and '.join(read)}"
-    is_unknown = not asked.is_complete and sample < max(asked.sample, asked.history.end_sample)
+    is_unknown = not context.is_complete and sample < max(
+        context.sample, context.history.end_sample
+    )
     return "unknown whether it was read" if is_unknown else "not read so far"
 
 
-def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
-    step, history, when = arguments.step, asked.history, ""
-    if asked.is_assumed:
+def _of_step(context: RunContext, arguments: argparse.Namespace) -> Selection:
+    step, history, when = arguments.step, context.history, ""
+    if context.is_assumed:
         if step is None:
             raise InvalidRequest("step", "is missing; pass it, --sample, or --state")
         for name in ("batch_size", "world_size"):
@@ -77,13 +79,13 @@ def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
                     name, "is missing; a step depends on it, so pass it or --state"
                 )
     elif step is None:
-        if not asked.steps:
+        if not context.steps:
             raise InvalidRequest("state", "has no step; pass --sample")
-        step = asked.steps - 1
-    elif step >= asked.steps:
+        step = context.steps - 1
+    elif step >= context.steps:
         history = future(
             history,
-            asked.sample,
+            context.sample,
             batch_size=arguments.batch_size,
             world_size=arguments.world_size,
         )
@@ -97,7 +99,7 @@ def _of_step(asked: AskedRun, arguments: argparse.Namespace) -> Selection:
 
 def _rows_of_step(
     history: History, step: int, run: Run, arguments: argparse.Namespace
-) -> tuple[list[Wanted], int]:
+) -> tuple[list[RowChoice], int]:
     """Return the first rows of a step, and how many are left out. One rank after the other: a step
     may have more rows than fit into memory.
     """
@@ -106,20 +108,20 @@ def _rows_of_step(
     )
     rank_count = run.world_size if arguments.rank is None else 1
     total = rank_count * (run.batch_size if arguments.row is None else 1)
-    rows: list[Wanted] = []
+    rows: list[RowChoice] = []
     for rank in ranks[:rank_count]:
         if len(rows) >= arguments.rows_max:
             break
         found = rows_of_step(history, step, rank, arguments.row)
         room = slice(arguments.rows_max - len(rows))
         columns = (each[room].tolist() for each in (found.row, found.sample, found.is_padding))
-        rows += [Wanted(rank, *values) for values in zip(*columns, strict=True)]
+        rows += [RowChoice(rank, *values) for values in zip(*columns, strict=True)]
     return rows, total - len(rows)
 
 
-def consecutive(rows: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+def consecutive(rows: Sequence[RowChoice]) -> Iterator[list[RowChoice]]:
     """Yield the rows in groups of consecutive samples, or of padding."""
-    group: list[Wanted] = []
+    group: list[RowChoice] = []
     for row in rows:
         if group and (
             row.is_padding != group[-1].is_padding

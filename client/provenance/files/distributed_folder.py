@@ -20,8 +20,8 @@ from typing import Any
 
 from tokenfeed.commands.printable import printable
 
-from .opened import DAMAGED, Found, Keys, opened, problem_of
-from .pickled import require_bounded
+from .checkpoint_file import DAMAGED, Entry, Keys, opened, problem_of
+from .pickle_bounds import require_bounded
 from .torch_file import read_saved
 
 METADATA = (".metadata", "__0.metadata")
@@ -63,7 +63,7 @@ class _Record:
         self.values = values if isinstance(values, dict) else {}
 
 
-class _Refused(pickle.UnpicklingError):
+class _Refusal(pickle.UnpicklingError):
     """A metadata file names what it does not consist of."""
 
 
@@ -80,7 +80,7 @@ class _Reader(pickle.Unpickler):
             return OrderedDict
         is_accepted = name in _ACCEPTED.get(module, ())
         if not is_accepted and not (module == "torch" and _TORCH.fullmatch(name)):
-            raise _Refused(f"{module}.{name}")
+            raise _Refusal(f"{module}.{name}")
         return self._records.setdefault(name, type(name, (_Record,), {}))
 
 
@@ -94,7 +94,7 @@ class _Entry:
     size_bytes: int
 
 
-def read_distributed(folder: Path, shapes: Sequence[frozenset[str]]) -> list[Found]:
+def read_distributed(folder: Path, shapes: Sequence[frozenset[str]]) -> list[Entry]:
     """Return the values of a checkpoint's folder that may be states.
 
     shapes: the keys that a state has at least, one of these sets.  Raises: InvalidRequest.
@@ -109,14 +109,14 @@ def read_distributed(folder: Path, shapes: Sequence[frozenset[str]]) -> list[Fou
         if keys and any(parts.keys() >= shape for shape in shapes)
     }
     found = [
-        Found(keys, {key: read_saved(folder, _content(folder, one)) for key, one in parts.items()})
+        Entry(keys, {key: read_saved(folder, _content(folder, one)) for key, one in parts.items()})
         for keys, parts in flattened.items()
     ]
     for entry in entries:
         if entry.keys[:-1] not in flattened and entry.size_bytes <= _ENTRY_BYTES_MAX:
             content = _content(folder, entry)
             if any(all(key.encode() in content for key in shape) for shape in shapes):
-                found.append(Found(entry.keys, read_saved(folder, content)))
+                found.append(Entry(entry.keys, read_saved(folder, content)))
     return found
 
 
@@ -148,7 +148,7 @@ def _metadata(path: Path) -> Mapping[str, Any]:
             content = file.read(size_bytes)
             require_bounded(path, content)
             metadata = _Reader(io.BytesIO(content)).load()
-        except _Refused as error:
+        except _Refusal as error:
             problem = f"is refused: it names {printable(error)[:100]}, which is no part of a"
             raise problem_of(path, f"{problem} checkpoint, and no code in one is run") from None
         except DAMAGED:

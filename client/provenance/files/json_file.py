@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .opened import Found, opened, problem_of
+from .checkpoint_file import Entry, opened, problem_of
 
 _BYTES_MAX = 128 << 20
 """A state has below 1 MB; the largest other JSON beside models are logs of training."""
 
 
-def read_json(path: Path) -> list[Found]:
+def read_json(path: Path) -> list[Entry]:
     """Return the value of a file of JSON.  Raises: InvalidRequest."""
     with opened(path) as (file, size_bytes):
         if size_bytes > _BYTES_MAX:
@@ -21,7 +21,7 @@ def read_json(path: Path) -> list[Found]:
     if not content.strip():
         raise problem_of(path, "is empty")
     try:
-        return [Found((), json.loads(content))]
+        return [Entry((), json.loads(content))]
     except UnicodeDecodeError:
         raise problem_of(
             path, "is neither JSON nor a file of torch.save or safetensors, or it is truncated"

@@ -10,7 +10,7 @@ import json
 import struct
 from pathlib import Path
 
-from .opened import Found, opened, problem_of
+from .checkpoint_file import Entry, opened, problem_of
 
 _HEADER_BYTES_MAX = 100_000_000
 """That of the format itself."""
@@ -28,7 +28,7 @@ def is_safetensors(prefix: bytes) -> bool:
     return bool(_LENGTH.unpack_from(prefix)[0] <= _HEADER_BYTES_MAX)
 
 
-def read_safetensors(path: Path) -> list[Found]:
+def read_safetensors(path: Path) -> list[Entry]:
     """Return the texts in the header of a file that are JSON.  Raises: InvalidRequest."""
     with opened(path) as (file, size_bytes):
         (header_bytes,) = _LENGTH.unpack(file.read(_LENGTH.size))
@@ -47,7 +47,7 @@ def read_safetensors(path: Path) -> list[Found]:
     for name, text in texts.items():
         if isinstance(text, str) and text.lstrip()[:1] in ("{", "["):
             try:
-                found.append(Found((name,), json.loads(text)))
+                found.append(Entry((name,), json.loads(text)))
             except (ValueError, RecursionError):
                 continue  # a text that is no JSON has no state
     return found

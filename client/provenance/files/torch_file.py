@@ -16,8 +16,8 @@ from tokenfeed.commands.extras import missing
 from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidRequest
 
-from .opened import DAMAGED, Found, opened, problem_of
-from .pickled import require_bounded
+from .checkpoint_file import DAMAGED, Entry, opened, problem_of
+from .pickle_bounds import require_bounded
 
 ZIP = b"PK\x03\x04"
 PICKLE = b"\x80"
@@ -30,7 +30,7 @@ _DAMAGED = "is damaged, truncated, or no file of torch.save"
 _REFUSED = re.compile(r"(?:GLOBAL|global|class):? ([\w.]+\.\w+)")
 
 
-def read_torch(path: Path) -> list[Found]:
+def read_torch(path: Path) -> list[Entry]:
     """Return the value of a file of torch.save.  Raises: InvalidRequest."""
     with opened(path) as (file, size_bytes):
         is_zip = file.read(len(ZIP)) == ZIP
@@ -41,9 +41,9 @@ def read_torch(path: Path) -> list[Found]:
             problem = f"has {size_bytes} bytes, and was saved by torch before 1.6, or by pickle"
             raise problem_of(path, f"{problem}; of these files {_VALUES_BYTES_MAX} are the maximum")
         else:
-            return [Found((), read_saved(path, file.read(_VALUES_BYTES_MAX)))]
+            return [Entry((), read_saved(path, file.read(_VALUES_BYTES_MAX)))]
     # By its name, so that torch maps the file: no tensor is read.
-    return [Found((), _load(path, path, mmap=True))]
+    return [Entry((), _load(path, path, mmap=True))]
 
 
 def read_saved(path: Path, content: bytes) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenfeed.client.feed.feed_stream import FeedStream, asked_stream
 from tokenfeed.client.feed.options import FeedOptions, checked
-from tokenfeed.client.feed.resume import Resumed, resumed
+from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.state import read_state
 from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.errors import NotFound, StreamMismatch
@@ -150,7 +150,7 @@ def state_of(feed: FeedStream) -> dict[str, Any]:
     return feed.state_at(feed.cursor.current)
 
 
-def load(feed: FeedStream, state: dict[str, Any], *, allow: Collection[str] = ()) -> Resumed:
+def load(feed: FeedStream, state: dict[str, Any], *, allow: Collection[str] = ()) -> Resumption:
     """As `load_state_dict`."""
     found = resumed(feed, read_state(state), allow, None)
     for message in found.messages:

@@ -30,7 +30,7 @@ from tests.support.commands import run_ranks
 from tests.support.states import state_of
 from tokenfeed.client.feed.history import Run
 from tokenfeed.client.feed.state import read_state
-from tokenfeed.client.provenance.checkpoint import FoundState, chosen, read_states
+from tokenfeed.client.provenance.checkpoint import CheckpointState, chosen, read_states
 from tokenfeed.client.provenance.files import torch_file
 from tokenfeed.sampling import orders
 from tokenfeed.stream.stage import Corpus
@@ -125,7 +125,7 @@ def test_the_states_of_real_feeds_are_found_in_every_kind_of_checkpoint(
         for name, (save, where) in SAVED.items():
             path = tmp_path / f"{name} {number}"
             save(state, path)
-            assert read_states(path) == [FoundState(where, read_state(state))], name
+            assert read_states(path) == [CheckpointState(where, read_state(state))], name
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_the_state_is_found_in_a_distributed_checkpoint_of_two_processes(
 
     state = json.loads((tmp_path / "state.json").read_text())
     assert len(list((tmp_path / "saved").glob("*.distcp"))) == 2
-    assert read_states(tmp_path / "saved") == [FoundState("feed", read_state(state))]
+    assert read_states(tmp_path / "saved") == [CheckpointState("feed", read_state(state))]
     assert state["history"] == [[0, 0, 40, 5, 2]]
 
 
@@ -167,8 +167,8 @@ def test_all_states_of_a_checkpoint_are_found(tmp_path: Path) -> None:
     found = read_states(path)
 
     assert found == [
-        FoundState("a", read_state(other)),
-        FoundState("b.train.0", read_state(STATE)),
+        CheckpointState("a", read_state(other)),
+        CheckpointState("b.train.0", read_state(STATE)),
     ]
     assert chosen(found, "b.train.0").state == read_state(STATE)
     with pytest.raises(InvalidRequest, match=r"^feed: is missing; .* has 2: a, b\.train\.0$"):
@@ -204,8 +204,8 @@ def test_the_only_state_needs_no_name(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_text(json.dumps(STATE), "utf-8-sig")
 
-    assert chosen(read_states(path), None) == FoundState("", read_state(STATE))
-    assert chosen(read_states(path), "") == FoundState("", read_state(STATE))
+    assert chosen(read_states(path), None) == CheckpointState("", read_state(STATE))
+    assert chosen(read_states(path), "") == CheckpointState("", read_state(STATE))
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_values_that_contain_themselves_or_are_deep_do_not_end_badly(tmp_path: P
     wide = tmp_path / "wide.json"
     wide.write_text(json.dumps([[]] * 1_000_001))
 
-    assert read_states(tmp_path / "cycle.pt") == [FoundState("feed", read_state(STATE))]
+    assert read_states(tmp_path / "cycle.pt") == [CheckpointState("feed", read_state(STATE))]
     assert {state.where.count("0") for state in read_states(tmp_path / "deep.pt")} == {0, 61}
     with pytest.raises(InvalidRequest, match="has more than 1000 states of feeds"):
         read_states(tmp_path / "many.pt")
@@ -454,8 +454,10 @@ def test_a_large_checkpoint_is_not_read_whole(tmp_path: Path) -> None:
         os.truncate(tmp_path / name, 3 << 30)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    assert read_states(tmp_path / "model.safetensors") == [FoundState("feed", read_state(STATE))]
-    assert read_states(tmp_path / "m.pt") == [FoundState("f", read_state(STATE))]
+    assert read_states(tmp_path / "model.safetensors") == [
+        CheckpointState("feed", read_state(STATE))
+    ]
+    assert read_states(tmp_path / "m.pt") == [CheckpointState("f", read_state(STATE))]
     with pytest.raises(InvalidRequest, match="too large for JSON: 3221225472 bytes"):
         read_states(tmp_path / "huge.json")
 

@@ -11,8 +11,8 @@ from client import NumpyBatches
 from tests.conftest import Serve, WriteTokens
 from tests.support import mixtures
 from tokenfeed.client.provenance.checkpoint import chosen, read_states
-from tokenfeed.client.provenance.consumed import consumed
 from tokenfeed.client.provenance.runs import places_of, ranges_of, rows_of_step
+from tokenfeed.client.provenance.usage import consumed
 from tokenfeed.sampling.own_samples import merged
 
 

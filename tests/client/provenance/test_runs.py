@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.support.stages import AskedStage, stages_of
 from tokenfeed.client.feed.history import History, Run, history_of
 from tokenfeed.client.feed.stats import source_stats
-from tokenfeed.client.provenance.consumed import consumed
 from tokenfeed.client.provenance.runs import (
     assumed,
     future,
@@ -22,6 +21,7 @@ from tokenfeed.client.provenance.runs import (
     rows_of_step,
     segments,
 )
+from tokenfeed.client.provenance.usage import consumed
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all

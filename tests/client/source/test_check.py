@@ -13,8 +13,8 @@ import pytest
 
 from client import RemoteBatches
 from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, wanted
-from tokenfeed.client.source.check import require_usable
-from tokenfeed.client.source.wanted_planes import WantedPlanes
+from tokenfeed.client.source.check import require_server
+from tokenfeed.client.source.plane_selection import PlaneSelection
 from tokenfeed.errors import (
     ContractMismatch,
     InvalidRequest,
@@ -28,7 +28,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION, Request
 
 B, T = 3, 4
-MASKS = WantedPlanes()
+MASKS = PlaneSelection()
 LANDED = bytes.fromhex("28 01")
 """What a server from before revision 2 says of versions: field 5, the number 1."""
 
@@ -60,7 +60,7 @@ def test_a_server_of_another_contract_is_named_with_who_has_to_be_upgraded(
     described = answer(contract_revisions=revisions)
 
     with pytest.raises(ContractMismatch, match=problem) as caught:
-        require_usable("a:1", described, wanted(T, B), "", None, MASKS)
+        require_server("a:1", described, wanted(T, B), "", None, MASKS)
 
     assert caught.value.subject == "a:1"
 
@@ -69,7 +69,7 @@ def test_a_server_may_speak_older_contracts_as_well() -> None:
     """Servers are upgraded before their clients."""
     described = answer(contract_revisions=[CONTRACT_REVISION, CONTRACT_REVISION + 1])
 
-    require_usable("a:1", described, wanted(T, B), "", None, MASKS)
+    require_server("a:1", described, wanted(T, B), "", None, MASKS)
 
 
 def test_what_a_server_before_revision_2_says_is_read_as_no_revision() -> None:
@@ -93,7 +93,7 @@ def test_what_is_above_a_limit_that_a_server_has_described_is_not_sent(
 ) -> None:
     """gRPC answers a request that is too large with the status of a busy server: for ever."""
     with pytest.raises(LimitExceeded, match=problem) as caught:
-        require_usable("a:1", answer(limits=limits), wanted(T, B), "", None, MASKS)
+        require_server("a:1", answer(limits=limits), wanted(T, B), "", None, MASKS)
 
     assert caught.value.subject == subject
     assert "a:1" in caught.value.problem
@@ -101,7 +101,7 @@ def test_what_is_above_a_limit_that_a_server_has_described_is_not_sent(
 
 def test_a_limit_that_is_not_said_is_not_checked() -> None:
     """Another server's may leave out what it does not limit."""
-    require_usable("a:1", answer(limits=pb.Limits()), wanted(1 << 40, B), "x" * 128, None, MASKS)
+    require_server("a:1", answer(limits=pb.Limits()), wanted(1 << 40, B), "x" * 128, None, MASKS)
 
 
 def with_planes(fingerprints: dict[int, bytes], name: str = "train") -> pb.Dataset:
@@ -110,7 +110,7 @@ def with_planes(fingerprints: dict[int, bytes], name: str = "train") -> pb.Datas
     return pb.Dataset(name=name, token_bytes=2, fingerprint=FINGERPRINT, planes=planes)
 
 
-NEITHER, BORDERS = WantedPlanes(loss_mask=False), WantedPlanes(document_starts=True)
+NEITHER, BORDERS = PlaneSelection(loss_mask=False), PlaneSelection(document_starts=True)
 ONE, OTHER = bytes([1] * 32), bytes([2] * 32)
 
 
@@ -129,11 +129,11 @@ def test_a_server_with_another_loss_mask_is_refused_and_its_plane_is_named(
     known, described = (with_planes(ours),), answer(datasets=[with_planes(theirs)])
 
     with pytest.raises(StreamMismatch, match=problem) as caught:
-        require_usable("a:1", described, wanted(T, B), "", known, MASKS)
+        require_server("a:1", described, wanted(T, B), "", known, MASKS)
 
     assert caught.value.subject == "a:1"
-    require_usable("a:1", answer(datasets=[with_planes(ours)]), wanted(T, B), "", known, MASKS)
-    require_usable("a:1", described, wanted(T, B), "", known, NEITHER)
+    require_server("a:1", answer(datasets=[with_planes(ours)]), wanted(T, B), "", known, MASKS)
+    require_server("a:1", described, wanted(T, B), "", known, NEITHER)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_a_server_with_other_documents_is_refused_if_their_borders_are_wanted(
     known, described = (with_planes({50: ONE}),), answer(datasets=[with_planes(theirs)])
 
     with pytest.raises(StreamMismatch, match=problem):
-        require_usable("a:1", described, wanted(T, B), "", known, BORDERS)
-    require_usable("a:1", described, wanted(T, B), "", known, MASKS)
+        require_server("a:1", described, wanted(T, B), "", known, BORDERS)
+    require_server("a:1", described, wanted(T, B), "", known, MASKS)
 
 
 def test_borders_of_a_corpus_without_known_documents_are_refused_with_the_cure() -> None:
@@ -161,7 +161,7 @@ def test_borders_of_a_corpus_without_known_documents_are_refused_with_the_cure()
     with pytest.raises(
         InvalidRequest, match=r"'train' are not known.*--document-end-token"
     ) as found:
-        require_usable("a:1", described, wanted(T, B), "", None, BORDERS)
+        require_server("a:1", described, wanted(T, B), "", None, BORDERS)
 
     assert found.value.subject == "mask_borders"
 
@@ -174,8 +174,8 @@ def test_a_server_that_still_searches_for_its_documents_is_tried_again(
     described = answer(datasets=[with_planes({50: b""})])
 
     with pytest.raises(Unreachable, match="not ready: it has not determined the document starts"):
-        require_usable("a:1", described, wanted(T, B), "", known, BORDERS)
-    require_usable("a:1", described, wanted(T, B), "", known, MASKS)
+        require_server("a:1", described, wanted(T, B), "", known, BORDERS)
+    require_server("a:1", described, wanted(T, B), "", known, MASKS)
 
 
 def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
@@ -184,7 +184,7 @@ def test_a_fingerprint_that_the_caller_gave_says_nothing_of_planes() -> None:
 
     for planes in ({}, {51: ONE}):
         described = answer(datasets=[with_planes(planes)])
-        require_usable("a:1", described, wanted(T, B), "", given, MASKS)
+        require_server("a:1", described, wanted(T, B), "", given, MASKS)
 
 
 def test_a_server_needs_all_lists_of_a_stream_with_redactions() -> None:
@@ -201,10 +201,10 @@ def test_a_server_needs_all_lists_of_a_stream_with_redactions() -> None:
     )
     described = answer(datasets=[dataset])
 
-    require_usable("a:1", described, redacted(known), "", None, MASKS)
+    require_server("a:1", described, redacted(known), "", None, MASKS)
     with pytest.raises(ListMissing, match=f"lacks redaction list {unknown.hex()} of .*'train'"):
-        require_usable("a:1", described, redacted(known, unknown), "", None, MASKS)
-    require_usable("a:1", answer(), plain, "", None, MASKS)
+        require_server("a:1", described, redacted(known, unknown), "", None, MASKS)
+    require_server("a:1", answer(), plain, "", None, MASKS)
 
 
 def test_a_replica_of_another_contract_is_left_out_and_named(

@@ -17,8 +17,8 @@ from tests.support.redacting import redact
 from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.client.source.datasets import Datasets
 from tokenfeed.client.source.files import Files
+from tokenfeed.client.source.plane_selection import PlaneSelection
 from tokenfeed.client.source.servers import Servers
-from tokenfeed.client.source.wanted_planes import WantedPlanes
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.errors import InvalidRequest, LimitExceeded, ListMissing, NotFound, StreamMismatch
 from tokenfeed.sampling import orders
@@ -153,7 +153,7 @@ def test_planes_are_those_that_are_wanted_and_there(opened: Open, tmp_path: Path
     (np.arange(1000) % 2).astype("u1").tofile(f"{tokens}.loss")
 
     (masked,) = opened(tokens, wanted()).plane_fingerprints()
-    (plain,) = opened(tokens, wanted(), planes=WantedPlanes(loss_mask=False)).plane_fingerprints()
+    (plain,) = opened(tokens, wanted(), planes=PlaneSelection(loss_mask=False)).plane_fingerprints()
 
     assert [kind for kind, _ in masked] == [LOSS_MASK]
     assert plain == ()

@@ -242,7 +242,7 @@ def test_a_refusal_by_one_server_is_not_raised_while_another_may_come_back() -> 
 
     def outcome(index: int, address: str) -> TokenfeedError | None:
         if address == "b:1":
-            return StreamMismatch(address, "serves another corpus")
+            return StreamMismatch(address, "has another corpus")
         return away(index, address) if index < 8 else None
 
     journey.go(outcome)

@@ -10,28 +10,31 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.client.conftest import wanted
 from tests.support.waiting import eventually
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.client.runtime.supervised import Supervised
 from tokenfeed.client.source import background_rows, file_rows
-from tokenfeed.client.source.file_rows import FileBlocks, FileRows
+from tokenfeed.client.source.datasets import Datasets
+from tokenfeed.client.source.file_rows import FileRows
 from tokenfeed.errors import CorpusChanged, InvalidRequest, Unreadable
 from tokenfeed.wire.row_block import RowBlock
 
 
-class Files(Supervised):
+class Files(Datasets):
     """What rows come from: open until it is closed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(wanted(1, 1))
         self.abandoned: list[object] = []
         self._supervise(lambda: None)
 
     def abandon(self, task: object) -> None:
         self.abandoned.append(task)
 
+    await_described = _describe_again = open_rows = abandon  # of no use here
 
-class Scripted(FileBlocks):
+
+class Scripted:
     """Blocks of given sizes, whose rows are numbered; an exception among them is raised once, and a
     function is called.
     """
@@ -41,15 +44,37 @@ class Scripted(FileBlocks):
         script: Sequence[int | Exception | Callable[[], object]],
         open_files: Callable[[Callable[[], bool]], object] = lambda _: None,
     ) -> None:
-        calls = SimpleNamespace(request=SimpleNamespace(first_row=0))
-        super().__init__(lambda is_over: (open_files(is_over), calls), 60.0)
-        self._script = list(script)
+        self.steps = list(script)
+        self.open_files = open_files
         self.reads = 0
 
-    def _next(self, *_: object) -> RowBlock | None:
-        self.reads += 1
-        while self._script:
-            step = self._script.pop(0)
+
+class ScriptedRows(FileRows):
+    """Rows of scripted blocks."""
+
+    def __init__(
+        self,
+        files: Files,
+        script: Scripted,
+        kind: str,
+        *,
+        seconds: float = 60.0,
+        rows_ahead: int = 10,
+    ) -> None:
+        calls = SimpleNamespace(request=SimpleNamespace(first_row=0))
+        super().__init__(
+            files,
+            lambda is_over: (script.open_files(is_over), calls),
+            Counters(),
+            reconnect_seconds=seconds,
+            rows_ahead=rows_ahead if kind == "ahead" else 0,
+        )
+        self._script = script
+
+    def _read(self, *_: object) -> RowBlock | None:
+        self._script.reads += 1
+        while self._script.steps:
+            step = self._script.steps.pop(0)
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, int):
@@ -70,11 +95,8 @@ def files() -> Iterator[Files]:
 KINDS = ["ahead", "on demand"]
 
 
-def rows_of(
-    files: Files, blocks: FileBlocks, kind: str, *, seconds: float = 60.0, rows_ahead: int = 10
-) -> FileRows:
-    blocks.reconnect_seconds = seconds
-    made = FileRows(files, blocks, Counters(), rows_ahead if kind == "ahead" else 0)
+def rows_of(files: Files, script: Scripted, kind: str, **options: float) -> FileRows:
+    made = ScriptedRows(files, script, kind, **options)
     made.start()
     return made
 
@@ -108,7 +130,7 @@ def test_nothing_is_opened_before_the_start(files: Files, kind: str) -> None:
     opened = []
 
     blocks = Scripted([4], opened.append)
-    rows = FileRows(files, blocks, Counters(), 10 if kind == "ahead" else 0)
+    rows = ScriptedRows(files, blocks, kind)
 
     assert not rows.ready(1)
     assert opened == []

@@ -254,7 +254,7 @@ def test_files_of_another_corpus_are_named_as_such_and_closed(path: Path) -> Non
     """The file may be last week's."""
     with (
         RemoteBatches(f"file:{path}", 2, T, fingerprint=64 * "0") as feed,
-        pytest.raises(StreamMismatch, match=r"^fingerprint: these files are another corpus: "),
+        pytest.raises(StreamMismatch, match=r"^target: has another corpus: fingerprint "),
     ):
         next(feed)
 

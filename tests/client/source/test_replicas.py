@@ -254,7 +254,7 @@ def test_a_known_digest_is_compared_when_servers_are_asked_about_another_context
 
         assert remote.await_described()[0].digest == knowing.digest
     assert (
-        f"server rejected address={address} reason=serves another corpus: digest {'02' * 32}"
+        f"server rejected address={address} reason=has another corpus: digest {'02' * 32}"
         in caplog.text
     )
 
@@ -291,8 +291,7 @@ def test_a_fingerprint_selects_the_corpus_whichever_server_answers_first(
 
     assert other.requests == []
     assert (
-        caplog.text.count(f"server rejected address={other.address} reason=serves another corpus")
-        == 2
+        caplog.text.count(f"server rejected address={other.address} reason=has another corpus") == 2
     )
 
 
@@ -345,9 +344,7 @@ def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
 
     with feed_from([first.address, other.address]) as feed, caplog.at_level(logging.ERROR):
         next(feed)
-        assert (
-            f"server rejected address={other.address} reason=serves another corpus" in caplog.text
-        )
+        assert f"server rejected address={other.address} reason=has another corpus" in caplog.text
         samples(feed)
 
     assert other.requests == []
@@ -371,7 +368,7 @@ def test_the_error_says_what_each_server_said(start_scripted: StartScripted) -> 
     first, other = start_scripted(), start_scripted()
     other.fingerprint = bytes(32)
     first.scripts = [after_frames(1, going_away)] + [after_frames(0, going_away)] * 99
-    both = f"{first.address}: UNAVAILABLE: .*; {other.address}: serves another corpus"
+    both = f"{first.address}: UNAVAILABLE: .*; {other.address}: has another corpus"
 
     with feed_from([first.address, other.address], reconnect_seconds=0.5) as feed:
         with pytest.raises(Unreachable, match=both):

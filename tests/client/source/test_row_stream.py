@@ -50,8 +50,7 @@ def open_stream(scripted: ScriptedServer) -> Iterator[OpenStream]:
         request = wanted(T, 2, num_batches)
         timeouts = Timeouts(reconnect_seconds=reconnect_seconds)
         remote = Servers(scripted.address, request, timeouts=timeouts)
-        stream = RowStream(
-            remote,
+        stream = remote.open_rows(
             request,
             prefetch_bytes=room_batches * 2 * 2 * (T + 1),
             counters=Counters(),
@@ -276,7 +275,7 @@ def test_a_row_longer_than_any_message_is_refused_by_the_server_and_not_by_a_clo
     scripted.scripts = [refuse(grpc.StatusCode.INVALID_ARGUMENT, "context_length: too long")] * 9
     request = wanted(1 << 62, 2, 1)
     remote = Servers(scripted.address, request, timeouts=Timeouts(reconnect_seconds=5.0))
-    stream = RowStream(remote, request, prefetch_bytes=100, counters=Counters())
+    stream = remote.open_rows(request, prefetch_bytes=100, counters=Counters())
     stream.start()
 
     with pytest.raises(InvalidRequest, match="too long"):
@@ -397,7 +396,7 @@ def test_without_an_answer_the_error_in_the_end_names_the_server(
     """The address is in the message: most often it is wrong."""
     request = wanted(T, 2, 1)
     remote = Servers("localhost:1", request, timeouts=Timeouts(reconnect_seconds=0.3))
-    stream = RowStream(remote, request, prefetch_bytes=100, counters=Counters())
+    stream = remote.open_rows(request, prefetch_bytes=100, counters=Counters())
     stream.start()
 
     with pytest.raises(Unreachable, match=r"localhost:1: no batches"):
@@ -417,7 +416,7 @@ def test_a_shorter_read_timeout_applies_at_once(scripted: ScriptedServer) -> Non
     request = wanted(T, 2, 20)
     timeouts = Timeouts(read_seconds=0.5, reconnect_seconds=90.0)
     remote = Servers(scripted.address, request, timeouts=timeouts)
-    stream = RowStream(remote, request, prefetch_bytes=200, counters=Counters())
+    stream = remote.open_rows(request, prefetch_bytes=200, counters=Counters())
     stream._failover._timeout_seconds = 60.0
     stream.start()
     begun = time.monotonic()
@@ -436,7 +435,7 @@ def test_a_connection_that_was_left_is_closed(scripted: ScriptedServer) -> None:
     with FaultProxy(scripted.address) as proxy:
         request = wanted(T, 2, 200)
         remote = Servers(proxy.address, request, timeouts=Timeouts(reconnect_seconds=10.0))
-        stream = RowStream(remote, request, prefetch_bytes=200, counters=Counters())
+        stream = remote.open_rows(request, prefetch_bytes=200, counters=Counters())
         stream.start()
 
         assert samples(stream) == list(range(400))
@@ -458,7 +457,7 @@ def test_closing_ends_the_thread_although_no_server_answers() -> None:
         target = f"localhost:{black_hole.getsockname()[1]}"
         request = wanted(T, 2, 1)
         remote = Servers(target, request, timeouts=Timeouts(reconnect_seconds=None))
-        stream = RowStream(remote, request, prefetch_bytes=100, counters=Counters())
+        stream = remote.open_rows(request, prefetch_bytes=100, counters=Counters())
         stream.start()
         connection, _ = black_hole.accept()
 

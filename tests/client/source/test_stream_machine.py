@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.client.conftest import honest_frames, start_server, wanted
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.client.source.row_stream import RowStream
 from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -109,8 +108,8 @@ class TwoServers(RuleBasedStateMachine):
             request,
             timeouts=Timeouts(read_seconds=SECONDS, reconnect_seconds=30.0),
         )
-        self._stream = RowStream(
-            self._remote, request, prefetch_bytes=8 * B * (T + 1) * 2, counters=Counters()
+        self._stream = self._remote.open_rows(
+            request, prefetch_bytes=8 * B * (T + 1) * 2, counters=Counters()
         )
         self._stream.start()
 

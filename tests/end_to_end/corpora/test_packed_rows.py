@@ -534,9 +534,9 @@ def delimited(tmp_path: Path) -> Corpus:
 
 
 def another_token(corpus: Corpus) -> int:
-    """One that is no end of a document."""
+    """One that is no end of a document, and makes one that has a row."""
     tokens = np.fromfile(corpus.paths[0], "<u2")
-    return int(tokens[tokens != END][0])
+    return int(tokens[tokens != END][1])
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from tests.support.frames import encode
 from tests.support.gathering import gather_block
 from tests.support.memory_store import MemoryStore
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.client.source.row_stream import RowStream
+from tokenfeed.client.source.plane_selection import PlaneSelection
 from tokenfeed.client.source.servers import Servers
-from tokenfeed.client.source.wanted_planes import WantedPlanes
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.errors import BadFrame
 from tokenfeed.sampling import orders
@@ -137,9 +136,9 @@ def test_the_client_delivers_the_planes_that_it_requested(store: MemoryStore, pe
         peer.address,
         request,
         timeouts=Timeouts(reconnect_seconds=5),
-        planes=WantedPlanes(document_starts=True),
+        planes=PlaneSelection(document_starts=True),
     )
-    rows = RowStream(remote, request, prefetch_bytes=1 << 12, counters=Counters())
+    rows = remote.open_rows(request, prefetch_bytes=1 << 12, counters=Counters())
     rows.start()
     try:
         taken = 0

@@ -26,7 +26,7 @@ from tests.server.ingest.corpus import END, write_jsonl, write_parquet
 from tests.server.ingest.running import ingested
 from tests.support import reference
 from tokenfeed.client.__main__ import main
-from tokenfeed.client.source.wanted_planes import LossMask
+from tokenfeed.client.source.plane_selection import LossMask
 from tokenfeed.server import inspect
 
 T, B, SEED = 96, 8, 3

@@ -22,7 +22,6 @@ from tests.server.requests import Weighted, batches, mixed
 from tests.support import reference
 from tests.support.waiting import eventually
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.client.source.row_stream import RowStream
 from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.errors import InvalidCorpus
@@ -1058,7 +1057,7 @@ def test_a_call_above_the_limit_is_told_to_retry(datasets: dict[str, Dataset]) -
         stream = Stream.of_dataset("long", orders.find("random-1"), 0, 16)
         options = BatchRequest(stream, Position(0, 2), num_batches=1)
         remote = Servers(peer.address, options, timeouts=Timeouts(reconnect_seconds=10))
-        waiting = RowStream(remote, options, prefetch_bytes=1 << 20, counters=Counters())
+        waiting = remote.open_rows(options, prefetch_bytes=1 << 20, counters=Counters())
         waiting.start()
         assert [len(part) for part in waiting.peek(2) or ()] == [2]
         waiting.close()

@@ -41,7 +41,7 @@ class Run:
 
 
 class RunGroups(NamedTuple):
-    """The runs of some streams.  replaced: places of streams whose client has another one now."""
+    """runs.  replaced: places of streams whose client goes on over another connection."""
 
     runs: list[Run]
     replaced: set[int]

@@ -1,14 +1,15 @@
 """The planes that a feed reads: which of them, and what servers have to have in common. Pure.
 
 The descriptions of the datasets decide it, once, when they are accepted: a request has a plane if
-the feed wants it and a dataset has it.
+the feed wants it and a dataset has it. PLANES has an entry for each kind of plane; what a kind does
+to targets is in device/target_mask.py, what a batch shows of it in device/numpy_batch.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -24,18 +25,12 @@ from tokenfeed.wire.row_block import Plane, RowBlock
 LossMask = Literal["apply", "ignore"]
 LOSS_MASKS: tuple[str, ...] = get_args(LossMask)
 
-PLANE_NAMES = {
-    DOCUMENT_STARTS: "document starts",
-    LOSS_MASK: "loss mask",
-    TOKEN_COUNTS: "token counts",
-    REDACTED: "redacted tokens",
-}
 _NUMBER_BYTES = 4
 """Of a document start, and of a token count."""
 
 
 @dataclass(frozen=True, slots=True)
-class WantedPlanes:
+class PlaneSelection:
     """What a feed wants of its datasets.
 
     loss_mask: the mask of each dataset that has one; False declines it.  document_starts: those of
@@ -50,49 +45,27 @@ class WantedPlanes:
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        """Kinds of the wanted planes of datasets, ascending."""
-        starts = self.document_starts or self.known_starts or self.pieces
-        wanted = {DOCUMENT_STARTS: starts, LOSS_MASK: self.loss_mask}
-        return tuple(kind for kind, is_wanted in wanted.items() if is_wanted)
+        """Kinds of the wanted planes, ascending."""
+        return tuple(kind for kind, plane in PLANES.items() if plane.is_wanted(self))
 
     @property
     def masking(self) -> tuple[int, ...]:
-        """Kinds of planes that mask targets, if rows have them; those of rows of pieces, and of
-        redacted rows, always.
-        """
-        wanted = {
-            DOCUMENT_STARTS: self.document_starts,
-            LOSS_MASK: self.loss_mask,
-            TOKEN_COUNTS: True,
-            REDACTED: True,
-        }
-        return tuple(kind for kind, is_wanted in wanted.items() if is_wanted)
+        """Kinds of planes that mask targets, if rows have them."""
+        return tuple(kind for kind, plane in PLANES.items() if plane.masks_targets(self))
 
-    def of_pieces(self, stream: Stream) -> WantedPlanes:
+    def of_pieces(self, stream: Stream) -> PlaneSelection:
         """Return what is wanted of a stream: also where pieces begin, if its rows have pieces."""
         return replace(self, pieces=stream.reads_documents)
 
-    @property
-    def masks(self) -> WantedPlanes:
-        """Those of the wanted planes that mask targets. Pieces are part of the identity."""
-        return replace(self, known_starts=False, pieces=False)
-
     def chosen(self, datasets: Sequence[pb.Dataset]) -> tuple[int, ...]:
         """Return the kinds of planes to request of the datasets of a stream, ascending."""
-        had = {
-            kind: [bool(plane_fingerprint(dataset, kind)) for dataset in datasets]
-            for kind in self.kinds
-        }
-        # A row of unknown documents would pass for one document.
-        enough = {DOCUMENT_STARTS: any if self.pieces else all, LOSS_MASK: any}
-        found = [kind for kind, by_dataset in had.items() if enough[kind](by_dataset)]
-        return tuple(sorted((*found, TOKEN_COUNTS) if self.pieces else found))
-
-    def knows_documents(self, datasets: Sequence[pb.Dataset]) -> bool:
-        """Return whether the documents of all datasets are known, and requested."""
-        return DOCUMENT_STARTS in self.kinds and all(
-            plane_fingerprint(dataset, DOCUMENT_STARTS) for dataset in datasets
-        )
+        found = []
+        for kind in self.kinds:
+            enough = all if PLANES[kind].needs_all(self) else any
+            had = (plane_fingerprint(dataset, kind) for dataset in datasets)
+            if PLANES[kind].follows is not None or enough(had):
+                found.append(kind)
+        return tuple(found)
 
     def request(self, request: Request, datasets: Sequence[pb.Dataset]) -> Request:
         """Return the request of a stream of these datasets, with its planes. All calls of a stream
@@ -115,10 +88,13 @@ class WantedPlanes:
         )
 
     def compared(self, datasets: Sequence[pb.Dataset]) -> str:
-        """Return what ranks compare: the chosen planes that mask targets, in hexadecimal digits."""
+        """Return what ranks compare: the chosen planes that mask targets, in hexadecimal digits.
+        Pieces are part of the identity.
+        """
+        masks = replace(self, known_starts=False, pieces=False)
         return b"".join(
             stage_plane_fingerprint(kind, known_fingerprints(kind, enumerate(datasets)))
-            for kind in self.masks.chosen(datasets)
+            for kind in masks.chosen(datasets)
         ).hex()
 
     def require_ready(self, address: str, datasets: Sequence[pb.Dataset]) -> None:
@@ -128,7 +104,7 @@ class WantedPlanes:
         for dataset in datasets:
             for plane in dataset.planes:
                 if plane.kind in self.kinds and not plane.fingerprint:
-                    name = f"{PLANE_NAMES[plane.kind]} of dataset {dataset.name!r}"
+                    name = f"{PLANES[plane.kind].name} of dataset {dataset.name!r}"
                     more = "its log says how far it is, or what failed"
                     problem = f"is not ready: it has not determined the {name} yet; {more}"
                     raise Unreachable(address, problem)
@@ -150,7 +126,7 @@ class WantedPlanes:
             theirs, ours = plane_fingerprint(dataset, kind), plane_fingerprint(reference, kind)
             if theirs == ours or _is_being_made(reference, kind):
                 continue
-            name = f"{PLANE_NAMES[kind]} of dataset {reference.name!r}"
+            name = f"{PLANES[kind].name} of dataset {reference.name!r}"
             if not theirs:
                 problem = f"lacks the {name}, with which this stream began"
             elif not ours:
@@ -164,7 +140,7 @@ class WantedPlanes:
             )
 
 
-DEFAULT_PLANES = WantedPlanes()
+DEFAULT_PLANES = PlaneSelection()
 """What a feed wants unless it says otherwise: loss masks, where datasets have them."""
 
 
@@ -191,26 +167,26 @@ def known_fingerprints(
     ]
 
 
+def plane_name(kind: int) -> str:
+    """Return what errors call a kind of plane."""
+    return PLANES[kind].name if kind in PLANES else f"plane {kind}"
+
+
 def require_valid(rows: RowBlock, *, may_lack: bool) -> None:
     """Check the content of received planes: what reads them relies on it.
 
     may_lack: whether some rows may lack a plane: those of a source without it.  Raises: BadFrame.
     """
-    row_tokens = rows.row_tokens
     # Token counts come before document starts: documents begin before padding.
     for plane in reversed(rows.planes):
-        if plane.kind == DOCUMENT_STARTS:
-            is_valid = _are_starts(plane, rows)
-        elif plane.kind == REDACTED:
-            is_valid = redacted_runs.are_valid(plane, row_tokens)
-        elif plane.kind == TOKEN_COUNTS:
-            is_valid = _has_bytes(plane, _NUMBER_BYTES, may_lack) and _are_counts(rows)
-        else:
-            is_valid = _has_bytes(plane, (row_tokens + 7) // 8, may_lack)
-        if not is_valid:
-            raise BadFrame(
-                "frame", f"has {PLANE_NAMES[plane.kind]} that no row of {row_tokens} has"
-            )
+        kind = PLANES.get(plane.kind)
+        if kind is None:
+            problem = f"has {plane_name(plane.kind)}, whose content this client cannot check"
+            raise BadFrame("frame", problem)
+        row_bytes = None if kind.row_bytes is None else kind.row_bytes(rows.row_tokens)
+        has_bytes = row_bytes is None or _has_bytes(plane, row_bytes, may_lack)
+        if not (has_bytes and kind.is_valid(plane, rows)):
+            raise BadFrame("frame", f"has {kind.name} that no row of {rows.row_tokens} has")
 
 
 def _has_bytes(plane: Plane, row_bytes: int, may_lack: bool) -> bool:
@@ -219,7 +195,7 @@ def _has_bytes(plane: Plane, row_bytes: int, may_lack: bool) -> bool:
     return not (wrong & (plane.row_lengths != 0) if may_lack else wrong).any()
 
 
-def _are_counts(rows: RowBlock) -> bool:
+def _are_counts(_: Plane, rows: RowBlock) -> bool:
     """Return whether each row has 2 tokens or more, and at most as many as there are."""
     counts = rows.token_counts
     return counts is None or bool(((counts >= 2) & (counts <= rows.row_tokens)).all())
@@ -236,3 +212,56 @@ def _are_starts(plane: Plane, rows: RowBlock) -> bool:
     counts = rows.token_counts
     ends = rows.row_tokens if counts is None else counts[numbers]
     return bool(((starts >= 1) & (starts < ends)).all() and ascending.all())
+
+
+class PlaneKind(NamedTuple):
+    """What the client does with a kind of plane.
+
+    name: what errors call it.  is_wanted: says whether a feed wants it.  masks_targets: says
+    whether it masks targets, where rows have it.  needs_all: says whether a stream requests it only
+    if all of its datasets have it; else one is enough.
+    follows: says whether the rows of a stage have it, of a kind that follows from the identity;
+    None for a kind that datasets have, each with its fingerprint.
+    row_bytes: returns the bytes of a row of T + 1 tokens; None if their number differs by row.
+    is_valid: looks at the content of a received plane of some rows.
+    """
+
+    name: str
+    is_wanted: Callable[[PlaneSelection], bool]
+    masks_targets: Callable[[PlaneSelection], bool] = lambda _: True
+    needs_all: Callable[[PlaneSelection], bool] = lambda _: False
+    follows: Callable[[Stream], bool] | None = None
+    row_bytes: Callable[[int], int] | None = None
+    is_valid: Callable[[Plane, RowBlock], bool] = lambda plane, rows: True
+
+
+PLANES: Mapping[int, PlaneKind] = {
+    DOCUMENT_STARTS: PlaneKind(
+        "document starts",
+        is_wanted=lambda own: own.document_starts or own.known_starts or own.pieces,
+        masks_targets=lambda own: own.document_starts,
+        # A row of unknown documents would pass for one document.
+        needs_all=lambda own: not own.pieces,
+        is_valid=_are_starts,
+    ),
+    LOSS_MASK: PlaneKind(
+        "loss mask",
+        is_wanted=lambda own: own.loss_mask,
+        masks_targets=lambda own: own.loss_mask,
+        row_bytes=lambda row_tokens: (row_tokens + 7) // 8,
+    ),
+    TOKEN_COUNTS: PlaneKind(
+        "token counts",
+        is_wanted=lambda own: own.pieces,
+        follows=lambda stage: stage.reads_documents,
+        row_bytes=lambda _: _NUMBER_BYTES,
+        is_valid=_are_counts,
+    ),
+    REDACTED: PlaneKind(
+        "redacted tokens",
+        is_wanted=lambda _: False,  # `request` says when
+        follows=lambda _: True,
+        is_valid=lambda plane, rows: redacted_runs.are_valid(plane, rows.row_tokens),
+    ),
+}
+"""Kinds of planes, ascending."""

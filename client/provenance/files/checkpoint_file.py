@@ -26,14 +26,14 @@ DAMAGED = (
 """What reading bytes raises that are not what they begin as."""
 
 
-class Found(NamedTuple):
+class Entry(NamedTuple):
     """A value of a checkpoint, and the keys that lead to it."""
 
     keys: Keys
     value: Any
 
 
-Reader = Callable[[Path], Sequence[Found]]
+Reader = Callable[[Path], Sequence[Entry]]
 
 
 def problem_of(path: Path, problem: str) -> InvalidRequest:

@@ -15,10 +15,10 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from ...transport.channel import Channel
 from ...transport.credentials import Credentials
 from .address import Server, resolve, shown, unresolved
-from .findings import Diagnosed, Finding
+from .findings import Diagnosis, Finding
 from .network import Connection, connect
 from .proxy import explained
-from .report import Examined
+from .report import ServerReport
 from .rpc import Answer, ask, refused
 from .speed import Load, Reader, load, slowness
 from .tls import check_plaintext, check_tls
@@ -29,7 +29,7 @@ _HASH_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Settings:
     """What was asked for on the command line, and what the environment has."""
 
     credentials: Credentials
@@ -41,96 +41,100 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Reached:
+class Probe:
     """A server, what the report has of it, and its answer if all layers up to it work."""
 
     server: Server
-    examined: Examined
+    report: ServerReport
     connection: Connection | None = None
     answer: Answer | None = None
 
 
-def servers_of(target: str, asked: Asked) -> list[Server] | Reached:
+def servers_of(target: str, settings: Settings) -> list[Server] | Probe:
     """Return the servers of a target; or, if its name is not known, what the report has of it."""
     try:
-        return resolve(target, asked.timeout_seconds)
-    except Diagnosed as diagnosed:
+        return resolve(target, settings.timeout_seconds)
+    except Diagnosis as diagnosis:
         unknown = unresolved(target)
-        finding = explained(diagnosed.finding, unknown, asked.environment, asked.timeout_seconds)
-        return Reached(unknown, Examined(target, findings=[finding]))
+        finding = explained(
+            diagnosis.finding, unknown, settings.environment, settings.timeout_seconds
+        )
+        return Probe(unknown, ServerReport(target, findings=[finding]))
 
 
-def examine(server: Server, asked: Asked) -> Reached:
+def examine(server: Server, settings: Settings) -> Probe:
     """Examine a server up to its answer to Describe."""
-    reached = Reached(server, Examined(server.name))
+    probe = Probe(server, ServerReport(server.name))
     try:
-        _examine(reached, asked)
-    except Diagnosed as diagnosed:
-        reached.examined.findings.append(diagnosed.finding)
-    return reached
+        _examine(probe, settings)
+    except Diagnosis as diagnosis:
+        probe.report.findings.append(diagnosis.finding)
+    return probe
 
 
-def _examine(reached: Reached, asked: Asked) -> None:
-    server, examined = reached.server, reached.examined
+def _examine(probe: Probe, settings: Settings) -> None:
+    server, report = probe.server, probe.report
     if not isinstance(server.places, str):
         addresses = [shown(place) for place in server.places]
-        examined.add("address", ", ".join(addresses), addresses=addresses)
+        report.add("address", ", ".join(addresses), addresses=addresses)
     try:
-        connection = connect(server, asked.timeout_seconds)
-    except Diagnosed as diagnosed:
-        finding = explained(diagnosed.finding, server, asked.environment, asked.timeout_seconds)
-        raise Diagnosed(finding) from None
+        connection = connect(server, settings.timeout_seconds)
+    except Diagnosis as diagnosis:
+        finding = explained(
+            diagnosis.finding, server, settings.environment, settings.timeout_seconds
+        )
+        raise Diagnosis(finding) from None
     place = connection.place
-    examined.add(
+    report.add(
         "connects",
         f"{shown(place)} in {1000 * connection.seconds:.2f} ms",
         connect_seconds=connection.seconds,
     )
-    if asked.credentials.tls_ca is None or isinstance(place, str):
-        check_plaintext(server, place, asked.timeout_seconds)
-        examined.add("speaks", "HTTP/2 in plaintext")
+    if settings.credentials.tls_ca is None or isinstance(place, str):
+        check_plaintext(server, place, settings.timeout_seconds)
+        report.add("speaks", "HTTP/2 in plaintext")
     else:
-        certificate = check_tls(server, place, asked.credentials, asked.timeout_seconds)
-        examined.add("speaks", f"TLS; {certificate or 'its certificate is accepted'}")
+        certificate = check_tls(server, place, settings.credentials, settings.timeout_seconds)
+        report.add("speaks", f"TLS; {certificate or 'its certificate is accepted'}")
     try:
-        channel = _channel(server, asked, 0)
+        channel = _channel(server, settings, 0)
     except TokenfeedError as error:
-        raise Diagnosed(refused(server, asked.credentials, error)) from None
+        raise Diagnosis(refused(server, settings.credentials, error)) from None
     with closing(channel):
-        answer = ask(channel, server, asked.credentials, asked.timeout_seconds)
-    reached.connection, reached.answer = connection, answer
-    _show_answer(examined, answer)
+        answer = ask(channel, server, settings.credentials, settings.timeout_seconds)
+    probe.connection, probe.answer = connection, answer
+    _show_answer(report, answer)
 
 
-def read(reached: Reached, asked: Asked) -> None:
+def read(probe: Probe, settings: Settings) -> None:
     """Read a batch of each dataset of a server that answers, and measure the speed of one."""
-    answer, connection = reached.answer, reached.connection
+    answer, connection = probe.answer, probe.connection
     if answer is None or connection is None:
         return
-    server, examined = reached.server, reached.examined
+    server, report = probe.server, probe.report
     dataset = ""
     try:
-        with closing(_channel(server, asked, 1)) as channel:
+        with closing(_channel(server, settings, 1)) as channel:
             for dataset in _readable(answer.described):
                 reader = Reader(channel, answer.described, dataset)
                 reader.start(batches=1)
-                reader.wait(asked.timeout_seconds)
-        dataset = asked.dataset or _largest(answer.described)
-        if asked.dataset and all(dataset != each.name for each in answer.described.datasets):
+                reader.wait(settings.timeout_seconds)
+        dataset = settings.dataset or _largest(answer.described)
+        if settings.dataset and all(dataset != each.name for each in answer.described.datasets):
             raise NotFound("--dataset", f"{dataset!r} is not served")
-        if asked.seconds == 0 or dataset not in _readable(answer.described, None):
+        if settings.seconds == 0 or dataset not in _readable(answer.described, None):
             return
-        _measure(reached, answer, connection, dataset, asked)
+        _measure(probe, answer, connection, dataset, settings)
     except TokenfeedError as error:
-        examined.findings.append(refused(server, asked.credentials, error, dataset))
+        report.findings.append(refused(server, settings.credentials, error, dataset))
 
 
 def _measure(
-    reached: Reached, answer: Answer, connection: Connection, dataset: str, asked: Asked
+    probe: Probe, answer: Answer, connection: Connection, dataset: str, settings: Settings
 ) -> None:
     """Measure how fast rows of a dataset arrive; on two connections too, if that is too slow."""
-    alone = _load(reached.server, answer, connection, dataset, asked, 1)
-    reached.examined.add(
+    alone = _load(probe.server, answer, connection, dataset, settings, 1)
+    probe.report.add(
         "speed",
         f"{alone.tokens_per_second / 1e6:.1f} million tokens/s of {dataset} "
         f"({alone.mbit_per_second:.0f} Mbit/s), first rows after {1000 * alone.first_seconds:.0f} "
@@ -139,12 +143,12 @@ def _measure(
         mbit_per_second=alone.mbit_per_second,
         first_rows_seconds=alone.first_seconds,
     )
-    if alone.tokens_per_second < asked.tokens_per_second:
-        together = _load(reached.server, answer, connection, dataset, asked, 2)
+    if alone.tokens_per_second < settings.tokens_per_second:
+        together = _load(probe.server, answer, connection, dataset, settings, 2)
         finding = slowness(
-            reached.server.name, alone, together, connection.seconds, asked.tokens_per_second
+            probe.server.name, alone, together, connection.seconds, settings.tokens_per_second
         )
-        reached.examined.findings.append(finding)
+        probe.report.findings.append(finding)
 
 
 def _load(
@@ -152,28 +156,28 @@ def _load(
     answer: Answer,
     connection: Connection,
     dataset: str,
-    asked: Asked,
+    settings: Settings,
     reader_count: int,
 ) -> Load:
     # Each on a connection of its own.
-    channels = [_channel(server, asked, 2 + number) for number in range(reader_count + 1)]
+    channels = [_channel(server, settings, 2 + number) for number in range(reader_count + 1)]
     try:
         return load(
             [Reader(channel, answer.described, dataset) for channel in channels[1:]],
             channels[0],
             connection.place,
-            seconds=asked.seconds,
-            timeout_seconds=asked.timeout_seconds,
+            seconds=settings.seconds,
+            timeout_seconds=settings.timeout_seconds,
         )
     finally:
         for channel in channels:
             channel.close()
 
 
-def _show_answer(examined: Examined, answer: Answer) -> None:
+def _show_answer(report: ServerReport, answer: Answer) -> None:
     described, clock = answer.described, answer.clock_seconds
     clock_text = "unknown (an older server)" if clock is None else f"{round(clock, 2) + 0.0:+.2f} s"
-    examined.add(
+    report.add(
         "answers",
         f"tokenfeed {described.server_version or 'of an unknown version'} in "
         f"{1000 * answer.seconds:.1f} ms; its clock: {clock_text}",
@@ -182,20 +186,20 @@ def _show_answer(examined: Examined, answer: Answer) -> None:
         clock_seconds=clock,
     )
     for dataset in described.datasets[:_DATASETS_MAX]:
-        examined.add(
+        report.add(
             "dataset",
             f"{dataset.name}: {dataset.token_count:,} tokens, fingerprint "
             f"{dataset.fingerprint.hex()[:_HASH_DIGITS]}...",
         )
     if (left := len(described.datasets) - _DATASETS_MAX) > 0:
-        examined.add("dataset", f"and {left} more")
-    examined.facts["datasets"] = {
+        report.add("dataset", f"and {left} more")
+    report.facts["datasets"] = {
         dataset.name: dataset.fingerprint.hex() for dataset in described.datasets
     }
 
 
-def _channel(server: Server, asked: Asked, generation: int) -> Channel:
-    return Channel(server.target, generation, asked.credentials, server.authority)
+def _channel(server: Server, settings: Settings, generation: int) -> Channel:
+    return Channel(server.target, generation, settings.credentials, server.authority)
 
 
 def _readable(described: pb.DescribeResponse, limit: int | None = _DATASETS_MAX) -> list[str]:

@@ -22,7 +22,7 @@ from .words import escaped
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRun:
+class RunContext:
     """A run.
 
     corpora: what the target serves.  stream: known.  sample: the next one.  history: what was
@@ -55,7 +55,7 @@ class AskedRun:
         }
 
 
-def read_run(arguments: argparse.Namespace) -> AskedRun:
+def read_run(arguments: argparse.Namespace) -> RunContext:
     """Return the run that is asked about.  Raises: TokenfeedError."""
     for name, end in (("batch_size", BATCH_SIZE_MAX + 1), ("world_size", WORLD_SIZE_MAX + 1)):
         value = getattr(arguments, name, None)
@@ -70,7 +70,7 @@ def read_run(arguments: argparse.Namespace) -> AskedRun:
     return _assumed(arguments)
 
 
-def _saved(arguments: argparse.Namespace) -> AskedRun:
+def _saved(arguments: argparse.Namespace) -> RunContext:
     for name in ("context_length", "seed", "order", "long"):
         if getattr(arguments, name, None) is not None:
             raise InvalidRequest(name, "is part of --state; omit it")
@@ -83,7 +83,7 @@ def _saved(arguments: argparse.Namespace) -> AskedRun:
     name = text("dataset", arguments.dataset) if is_one else ""
     corpora = Corpora(arguments.target, name)
     sample, stream, history, _ = state
-    return AskedRun(corpora, stream, sample, history, not lacks, False, words + lacks)
+    return RunContext(corpora, stream, sample, history, not lacks, False, words + lacks)
 
 
 def _lacks(state: State) -> str:
@@ -98,7 +98,7 @@ def _lacks(state: State) -> str:
     return f"; {begin}, and what was read before is unknown"
 
 
-def _assumed(arguments: argparse.Namespace) -> AskedRun:
+def _assumed(arguments: argparse.Namespace) -> RunContext:
     if arguments.context_length is None:
         raise InvalidRequest("context_length", "is missing; pass it, or --state")
     require_range("context_length", arguments.context_length, 1, SAMPLE_END)
@@ -118,4 +118,4 @@ def _assumed(arguments: argparse.Namespace) -> AskedRun:
     if arguments.batch_size is not None or arguments.world_size is not None:
         run = assumed(arguments.batch_size or 1, arguments.world_size or 1)
         history, words = run.history, f"{words}; {run.words}"
-    return AskedRun(corpora, stream, 0, history, True, True, words)
+    return RunContext(corpora, stream, 0, history, True, True, words)

@@ -18,8 +18,8 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..feed.history import History
-from .asking import Provenance, found
 from .corpora import Corpora
+from .queries import Provenance, find_pages
 from .runs import Segment, places_of, segments
 
 Numbers = npt.NDArray[np.int64]
@@ -132,7 +132,7 @@ def find_rows(
     """
     parts = _parts(run, numbers, corpora)
     for index, (segment, number) in enumerate(parts):
-        for page in found(provenance, segment, number, what):
+        for page in find_pages(provenance, segment, number, what):
             is_last = not page.HasField("next_candidate")
             share = 1.0 if is_last else page.next_candidate / max(1, page.candidates)
             rows = _rows(run, number, segment.stream.context_length, page.rows)

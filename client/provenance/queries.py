@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -24,14 +23,17 @@ from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
-from tokenfeed.wire.request import Expected, Request, stream_message, to_message
+from tokenfeed.v1 import tokenfeed_pb2 as request_pb
+from tokenfeed.wire.request import Expected, Request, parse_stream, stream_message, to_message
 
-from ..source.file_target import is_local_target
+from ..source.file_target import is_local_target, parse_local_target
+from ..source.files import Files
 from ..transport.credentials import with_environment
 from ..transport.one_server import OneServer
-from .of_files import QUESTION_SECONDS, LocalProvenance
 from .runs import Segment
 
+QUESTION_SECONDS = 15.0
+"""How long a question is asked again while files cannot be read, or no server answers."""
 SPANS_MAX = 2048
 """Ranges of samples in a CoverageRequest: at most 48 KiB, and servers take 64 KiB by default."""
 _CALL_SECONDS = 60.0
@@ -42,53 +44,43 @@ Answer = TypeVar("Answer", bound=Message)
 Ranges = npt.NDArray[np.int64]
 
 
-class Provenance(Protocol):
-    """What answers the three requests, a page each."""
+class Answers(Protocol):
+    """What answers the three requests, a page each: a server, or what a server has, over files of
+    this machine.
+    """
 
-    def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
+    def locate(self, message: pb.LocateRequest, /) -> pb.LocateResponse:
         """Return where rows come from.  Raises: TokenfeedError."""
 
-    def find(self, request: pb.FindRequest) -> pb.FindResponse:
+    def find(self, message: pb.FindRequest, /) -> pb.FindResponse:
         """Return which rows hold some tokens.  Raises: TokenfeedError."""
 
-    def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
+    def coverage(self, message: pb.CoverageRequest, /) -> pb.CoverageResponse:
         """Return which tokens samples hold.  Raises: TokenfeedError."""
 
-    def close(self) -> None:
-        """Close the connection, or the files."""
 
+class Provenance:
+    """The answers of a target. Asks again for as long as there is progress, and a while longer."""
 
-def open_provenance(target: str) -> Provenance:
-    """Return what answers for a target; does no I/O. Credentials come from the environment.
-
-    Raises: InvalidRequest if the target is malformed.
-    """
-    return Patient(LocalProvenance(target) if is_local_target(target) else _Server(target))
-
-
-class Patient:
-    """Asks again for as long as there is progress, and a while longer."""
-
-    def __init__(self, provenance: Provenance, patience_seconds: float = QUESTION_SECONDS) -> None:
-        """patience_seconds: how long the same problem may last."""
-        self._provenance = provenance
-        self._patience_seconds = patience_seconds
+    def __init__(
+        self, answers_of: Callable[[request_pb.Stream], Answers], close: Callable[[], None]
+    ) -> None:
+        """answers_of: returns what answers for a stream, and may wait.  close: as of this class."""
+        self._answers_of = answers_of
+        self.close = close
+        """Closes the connection, or the files."""
 
     def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
-        """As Provenance."""
-        return self._answer(partial(self._provenance.locate, request))
+        """As Answers."""
+        return self._answer(lambda: self._answers_of(request.rows.stream).locate(request))
 
     def find(self, request: pb.FindRequest) -> pb.FindResponse:
-        """As Provenance."""
-        return self._answer(partial(self._provenance.find, request))
+        """As Answers."""
+        return self._answer(lambda: self._answers_of(request.stream).find(request))
 
     def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
-        """As Provenance."""
-        return self._answer(partial(self._provenance.coverage, request))
-
-    def close(self) -> None:
-        """As Provenance."""
-        self._provenance.close()
+        """As Answers."""
+        return self._answer(lambda: self._answers_of(request.stream).coverage(request))
 
     def _answer(self, ask: Callable[[], Answer]) -> Answer:
         problem, end, pause_seconds = "", 0.0, 0.0
@@ -99,12 +91,48 @@ class Patient:
                 now = time.monotonic()
                 # A server that searches ids says how far it is.
                 if error.problem != problem:
-                    problem, end = error.problem, now + self._patience_seconds
+                    problem, end = error.problem, now + QUESTION_SECONDS
                     pause_seconds = _PAUSE_SECONDS_FIRST
                 if now + pause_seconds > end:
                     raise
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
+
+
+def open_provenance(target: str) -> Provenance:
+    """Return what answers for a target; does no I/O. Credentials come from the environment.
+
+    Raises: InvalidRequest if the target is malformed.
+    """
+    if is_local_target(target):
+        files = _LocalFiles(target)
+        return Provenance(files.answers_of, files.close)
+    server = _Server(target)
+    return Provenance(lambda _: server, server.close)
+
+
+class _LocalFiles:
+    """Files of this machine, which are opened when a stream of their datasets is asked for."""
+
+    def __init__(self, target: str) -> None:
+        parse_local_target(target)
+        self._target = target
+        self._opened: dict[tuple[str, ...], Files] = {}
+
+    def answers_of(self, message: request_pb.Stream) -> Answers:
+        plain = request_pb.Stream()
+        plain.CopyFrom(message)
+        del plain.redactions[:]
+        stream, _ = parse_stream(plain)
+        names = tuple(source.dataset for source in stream.sources)
+        if names not in self._opened:
+            request = Request(stream, Position(stream.stage.first_sample, 1))
+            self._opened[names] = Files(self._target, request, reconnect_seconds=QUESTION_SECONDS)
+        return self._opened[names].await_provenance()
+
+    def close(self) -> None:
+        for files in self._opened.values():
+            files.close()
 
 
 class _Server:
@@ -117,18 +145,16 @@ class _Server:
             thread_name="tokenfeed-provenance",
             explain=lambda error: _explained(error, target),
         )
+        self.close = self._server.close
 
-    def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
-        return self._server.ask(lambda channel: channel.locate(request, _CALL_SECONDS)).wait()
+    def locate(self, message: pb.LocateRequest) -> pb.LocateResponse:
+        return self._server.ask(lambda channel: channel.locate(message, _CALL_SECONDS)).wait()
 
-    def find(self, request: pb.FindRequest) -> pb.FindResponse:
-        return self._server.ask(lambda channel: channel.find(request, _CALL_SECONDS)).wait()
+    def find(self, message: pb.FindRequest) -> pb.FindResponse:
+        return self._server.ask(lambda channel: channel.find(message, _CALL_SECONDS)).wait()
 
-    def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
-        return self._server.ask(lambda channel: channel.coverage(request, _CALL_SECONDS)).wait()
-
-    def close(self) -> None:
-        self._server.close()
+    def coverage(self, message: pb.CoverageRequest) -> pb.CoverageResponse:
+        return self._server.ask(lambda channel: channel.coverage(message, _CALL_SECONDS)).wait()
 
 
 def _explained(error: TokenfeedError, target: str) -> TokenfeedError:
@@ -150,7 +176,7 @@ def request_of(segment: Segment) -> Request:
     )
 
 
-def located(provenance: Provenance, segment: Segment) -> Iterator[pb.LocateResponse]:
+def locate_pages(provenance: Provenance, segment: Segment) -> Iterator[pb.LocateResponse]:
     """Yield where the samples of a segment come from, in order, in pages.
 
     Raises: TokenfeedError; BadFrame if the answer has other rows.
@@ -167,7 +193,7 @@ def located(provenance: Provenance, segment: Segment) -> Iterator[pb.LocateRespo
         first_sample += len(found)
 
 
-def found(
+def find_pages(
     provenance: Provenance, segment: Segment, source: int, what: pb.FindRequest
 ) -> Iterator[pb.FindResponse]:
     """Yield which rows of a segment hold some tokens, in pages.
@@ -193,7 +219,7 @@ def found(
         request.first_candidate = page.next_candidate
 
 
-def covered(
+def coverage_pages(
     provenance: Provenance, stream: Stream, samples: Ranges
 ) -> Iterator[pb.CoverageResponse]:
     """Yield which tokens samples hold, in pages.

@@ -12,7 +12,7 @@ from pathlib import Path
 from pickletools import OpcodeInfo, genops, markobject, opcodes
 from typing import Any
 
-from .opened import problem_of
+from .checkpoint_file import problem_of
 
 DEPTH_MAX = 1000
 """Containers within each other. JSON of Python has about the same limit."""

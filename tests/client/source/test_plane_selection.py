@@ -19,10 +19,11 @@ from tests.support.targets import (
     starts_plane,
 )
 from tokenfeed.client.source.calls import Calls
-from tokenfeed.client.source.wanted_planes import WantedPlanes, require_valid
+from tokenfeed.client.source.plane_selection import PLANES, PlaneSelection, require_valid
 from tokenfeed.errors import BadFrame
 from tokenfeed.stream.planes import (
     DOCUMENT_STARTS,
+    KINDS,
     LOSS_MASK,
     NO_FINGERPRINT,
     REDACTED,
@@ -45,25 +46,25 @@ def described(*kinds: int, number: int = 0) -> pb.Dataset:
 
 
 @pytest.mark.parametrize(
-    ("wanted_planes", "datasets", "kinds"),
+    ("selection", "datasets", "kinds"),
     [
-        (WantedPlanes(), [()], ()),
-        (WantedPlanes(), [(50, 51, 52)], (51,)),
-        (WantedPlanes(), [(), (51,)], (51,)),
-        (WantedPlanes(document_starts=True), [(50,)], (50,)),
-        (WantedPlanes(document_starts=True), [(50,), (50, 51)], (50, 51)),
-        (WantedPlanes(loss_mask=False), [(50, 51)], ()),
-        (WantedPlanes(loss_mask=False, document_starts=True), [(50, 51)], (50,)),
+        (PlaneSelection(), [()], ()),
+        (PlaneSelection(), [(50, 51, 52)], (51,)),
+        (PlaneSelection(), [(), (51,)], (51,)),
+        (PlaneSelection(document_starts=True), [(50,)], (50,)),
+        (PlaneSelection(document_starts=True), [(50,), (50, 51)], (50, 51)),
+        (PlaneSelection(loss_mask=False), [(50, 51)], ()),
+        (PlaneSelection(loss_mask=False, document_starts=True), [(50, 51)], (50,)),
     ],
 )
 def test_a_plane_is_requested_if_it_is_wanted_and_a_dataset_has_it(
-    wanted_planes: WantedPlanes, datasets: list[tuple[int, ...]], kinds: tuple[int, ...]
+    selection: PlaneSelection, datasets: list[tuple[int, ...]], kinds: tuple[int, ...]
 ) -> None:
     """A mask that is not wanted is declined, or the server refuses."""
-    request = wanted_planes.request(wanted(4, 3), [described(*each) for each in datasets])
+    request = selection.request(wanted(4, 3), [described(*each) for each in datasets])
 
     assert request.planes == kinds
-    assert request.declined_planes == (() if wanted_planes.loss_mask else (51,))
+    assert request.declined_planes == (() if selection.loss_mask else (51,))
 
 
 def test_each_stage_expects_the_planes_of_those_of_its_sources_that_have_them() -> None:
@@ -74,7 +75,7 @@ def test_each_stage_expects_the_planes_of_those_of_its_sources_that_have_them() 
         described(*[51] * with_mask[name], number=number) for number, name in enumerate(NAMES)
     ]
     plain = Request(stream, Position(0, 4))
-    calls = Calls(WantedPlanes().request(plain, datasets), datasets)
+    calls = Calls(PlaneSelection().request(plain, datasets), datasets)
     found = []
     for stage in stream.stages:
         part, expected, planes = calls.part(stage.first_sample, stage.first_sample + 4)
@@ -94,7 +95,7 @@ def test_each_stage_expects_the_planes_of_those_of_its_sources_that_have_them() 
 def test_a_stage_of_one_source_expects_the_plane_of_its_dataset() -> None:
     """As a stream over that dataset does, so that both may be read from the same servers."""
     datasets = [described(51, number=7)]
-    request = WantedPlanes().request(wanted(4, 3), datasets)
+    request = PlaneSelection().request(wanted(4, 3), datasets)
 
     (_, expected, _) = Calls(request, datasets).part(0, 3)
 
@@ -108,7 +109,7 @@ def test_a_call_expects_the_identity_of_its_stage_and_the_digests_of_its_sources
     for number, dataset in enumerate(datasets):
         dataset.digest = bytes([100 + number] * 32)
     known = stream.known({n: Corpus(bytes([n] * 32)) for n in range(len(NAMES))})
-    calls = Calls(WantedPlanes().request(Request(stream, Position(0, 4)), datasets), datasets)
+    calls = Calls(PlaneSelection().request(Request(stream, Position(0, 4)), datasets), datasets)
 
     for stage in known.stages:
         part, expected, _ = calls.part(stage.first_sample, stage.first_sample + 4)
@@ -123,8 +124,8 @@ def test_a_stream_with_redactions_requests_where_they_are_in_every_call() -> Non
     redactions = (Redaction(5, 0, bytes(32)), Redaction(9, 0, bytes([1] * 32)))
     request = replace(plain, stream=replace(plain.stream, redactions=redactions))
     datasets = [described(51)]
-    calls = Calls(WantedPlanes().request(request, datasets), datasets)
-    without = Calls(WantedPlanes().request(plain, datasets), datasets)
+    calls = Calls(PlaneSelection().request(request, datasets), datasets)
+    without = Calls(PlaneSelection().request(plain, datasets), datasets)
 
     parts = [calls.part(row, 30) for row in (0, 5, 9)]
 
@@ -152,7 +153,7 @@ def test_a_stage_without_the_redacted_source_expects_what_it_did_before() -> Non
     redacted = replace(stream, redactions=(Redaction(0, 0, bytes(32)),))
 
     def identities(stream: Stream) -> list[bytes]:
-        calls = Calls(WantedPlanes().request(Request(stream, Position(0, 4)), datasets), datasets)
+        calls = Calls(PlaneSelection().request(Request(stream, Position(0, 4)), datasets), datasets)
         begins = [stage.first_sample for stage in stream.stages]
         return [calls.part(begin, begin + 4).expected.identity for begin in begins]
 
@@ -162,12 +163,12 @@ def test_a_stage_without_the_redacted_source_expects_what_it_did_before() -> Non
 
 def test_what_ranks_compare_of_planes_changes_with_one_that_masks_targets_and_no_other() -> None:
     """Other masks train other targets on the same tokens; borders count where they are wanted."""
-    masks, borders = WantedPlanes(), WantedPlanes(document_starts=True)
-    neither = WantedPlanes(loss_mask=False)
+    masks, borders = PlaneSelection(), PlaneSelection(document_starts=True)
+    neither = PlaneSelection(loss_mask=False)
 
-    def compared(wanted_planes: WantedPlanes, *fingerprints: tuple[int, int]) -> str:
+    def compared(selection: PlaneSelection, *fingerprints: tuple[int, int]) -> str:
         planes = [pb.DatasetPlane(kind=k, fingerprint=bytes([v] * 32)) for k, v in fingerprints]
-        return wanted_planes.compared([pb.Dataset(name="train", planes=planes)])
+        return selection.compared([pb.Dataset(name="train", planes=planes)])
 
     assert compared(neither, (50, 1), (51, 1)) == compared(masks, (50, 2)) == ""
     assert compared(masks, (50, 1), (51, 1)) == compared(masks, (51, 1))
@@ -287,3 +288,16 @@ def test_no_document_begins_in_the_padding_of_a_row(
 
     with pytest.raises(BadFrame, match="document starts"):
         require_valid(block(starts_plane(starts), *mask, counts_plane(counts)), may_lack=True)
+
+
+def test_each_kind_of_plane_of_the_contract_has_an_entry() -> None:
+    """The client requests no plane whose content it cannot check."""
+    assert list(PLANES) == list(KINDS)
+
+
+def test_a_kind_of_plane_that_has_no_entry_is_refused() -> None:
+    """Its bytes must not pass for those of another kind."""
+    content = np.zeros(4, np.uint8)
+
+    with pytest.raises(BadFrame, match="frame: has plane 59, whose content this client cannot"):
+        require_valid(block(Plane(59, np.array([2, 2], np.uint32), content)), may_lack=False)

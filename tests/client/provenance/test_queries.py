@@ -7,8 +7,8 @@ from contextlib import closing
 import numpy as np
 
 from tests.conftest import Serve, WriteTokens
-from tokenfeed.client.provenance.asking import covered, open_provenance
 from tokenfeed.client.provenance.corpora import Corpora
+from tokenfeed.client.provenance.queries import coverage_pages, open_provenance
 from tokenfeed.sampling import orders
 from tokenfeed.stream.stream import Stream
 
@@ -24,6 +24,6 @@ def test_scattered_samples_fit_the_requests_that_a_server_accepts(
     samples = np.stack([first, first + 1], axis=1)
 
     with closing(open_provenance(server.address)) as provenance:
-        pages = list(covered(provenance, stream, samples))
+        pages = list(coverage_pages(provenance, stream, samples))
 
     assert sum(page.row_count for page in pages) == first.size
