@@ -591,8 +591,10 @@ def continued(
 def _with_changes(
     begun: Stages, later: Stages, changes: Stages, sample: int, names: Sequence[str]
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
-    """Return stages with the changes of a state, and what to log. Of changes before the sample that
-    do not fit `_has_past` tells; those behind it are dropped.
+    """Return the stages with the changes of a state, and lines to log.
+
+    A change at or behind the sample that fits no stage is dropped, with a line. One before it stays
+    out too; the caller finds that by `_has_past`.
     """
     first = begun[-1].first_sample
     changes = [each for each in changes if each.origin & CHANGED and each.asked > first]

@@ -33,10 +33,10 @@ from tokenfeed.wire.request import (
 )
 
 from ..datasets.dataset import Dataset
-from ..datasets.provenance.expected import require_stream
 from ..datasets.redactions.redacted_rows import Redactor
 from ..storage.mixed_store import MixedStore
 from ..storage.store import RowStore
+from .expected_stream import require_stream
 from .reader import RowReader
 
 _MIXTURES_KEPT = 64

@@ -6,6 +6,7 @@ admission.py        which calls are admitted, and for how long their clients may
 refusals.py         the error of a call -> its gRPC status, counted
 service.py          TokenFeed: a request -> its frames
 frame_producer.py   the frames of a call: rows -> messages
+frame_size.py       how many bytes the next frame has
 fair_scheduler.py   whose frame is made next
 provenance.py       the service Provenance: answers of datasets/provenance/
 health.py, reflection.py    the services of gRPC itself

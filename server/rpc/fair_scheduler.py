@@ -24,14 +24,6 @@ AT_ONCE_STARTING = max(1, AT_ONCE // 2)
 _STARTS_IN_A_ROW = 3
 """Then another frame: a client that connects again and again must not hold up those that stay."""
 
-# 5 to 7 MiB fit between a server and a client that does not read. 200 such streams got frames of
-# 1 MiB and each kept two of them waiting: 2.3 MiB per stream, against 0.5 with small frames. 64
-# streams at full speed got 110 Mtok/s with frames of 128 KiB throughout instead of 300, and 215 to
-# 311 with frames of 256 KiB for the first UNREAD_BYTES.
-CONTENDED_STREAMS = 16
-CONTENDED_FRAME_BYTES = 1 << 18
-UNREAD_BYTES = 8 << 20
-
 
 class _RoundRobin:
     """Threads that wait, in turn over their peers. Each has a lock, to be released at its turn."""
@@ -74,14 +66,10 @@ class FairScheduler:
         self._starting, self._waiting = _RoundRobin(), _RoundRobin()
         self._starts_in_a_row = 0
 
-    def cap_frame_bytes(self, frame_bytes: int, sent_bytes: int, calls: int) -> int:
-        """Return the size of a stream's next frame. It is smaller while many streams wait, unless
-        its connection was sent more bytes than its calls can leave unread, so the client does read.
-        """
-        is_contended = len(self._starting) + len(self._waiting) > CONTENDED_STREAMS
-        if is_contended and sent_bytes < calls * UNREAD_BYTES:
-            return min(frame_bytes, CONTENDED_FRAME_BYTES)
-        return frame_bytes
+    @property
+    def waiting_count(self) -> int:
+        """Threads that wait for a slot."""
+        return len(self._starting) + len(self._waiting)
 
     @contextmanager
     def slot(self, peer: str, *, starts: bool = False) -> Iterator[None]:

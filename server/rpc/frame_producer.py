@@ -14,6 +14,7 @@ from tokenfeed.wire import draft, frame
 from tokenfeed.wire.request import AnyRequest
 
 from ..rows.reader import RowReader
+from . import frame_size
 from .admission import Connection
 from .fair_scheduler import FairScheduler
 
@@ -78,9 +79,7 @@ class FrameProducer:
         reader = self.reader
         while reader.row < reader.end_row:
             row = reader.row
-            frame_bytes = self.schedulers.running.cap_frame_bytes(
-                connection.frame_bytes, connection.sent_bytes, connection.calls
-            )
+            frame_bytes = frame_size.frame_bytes(connection, self.schedulers.running.waiting_count)
             rows_max = frame.rows_per_frame(frame_bytes, reader.row_bytes)
             # A frame has the rows that are at hand before it waits for others.
             spans = reader.take(rows_max, may_be_fewer=True)
@@ -93,7 +92,7 @@ class FrameProducer:
             if deleted is not None:
                 raise deleted
             taken_seconds = time.monotonic() - sent_at
-            connection.frame_bytes = frame.next_frame_bytes(frame_bytes, taken_seconds)
+            connection.frame_bytes = frame_size.next_frame_bytes(frame_bytes, taken_seconds)
         if self.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 

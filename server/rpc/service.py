@@ -31,7 +31,7 @@ from tokenfeed.wire.request import (
 )
 
 from ..datasets.dataset import Dataset
-from ..datasets.provenance.expected import require_expected
+from ..rows.expected_stream import require_expected
 from ..rows.served import ServedDatasets
 from .activity import Activity, Caller
 from .admission import AdmissionControl

@@ -107,8 +107,8 @@ class Spans:
 
     @property
     def whole(self) -> Part:
-        """Those that these are a slice of, or themselves: what takes as long for a few rows as for
-        thousands is found for all of them.
+        """The planned rows that these rows are a slice of, or these rows themselves. Work that
+        takes as long for a few rows as for thousands is done once, for all planned rows.
         """
         return self.part or Part(self, 0)
 

@@ -26,8 +26,8 @@ HASH_BYTES = 32
 FIRST_PREVIOUS = bytes(HASH_BYTES)
 """What the identity of stage 0 has in place of a stage before it."""
 DEFINED, CHANGED, RESUMED = 0, 1, 2
-"""Who asked for a stage: the definition of the feed, or a change while it ran. RESUMED, which may
-be added to CHANGED: from there on a feed of another definition has continued.
+"""Bits that say where a stage comes from: none, the feed's definition; CHANGED, a change while the
+feed ran; RESUMED, a feed of another definition that continued with this stage. Both may be set.
 """
 FACTS: dict[str, type] = {"order": str, "seed": int}
 """Fields of a source that decide at which place of its corpus each of its samples is, by their

@@ -177,20 +177,6 @@ def rows_per_frame(frame_bytes: int, row_bytes: int) -> int:
     return max(1, frame_bytes // row_bytes)
 
 
-def next_frame_bytes(frame_bytes: int, taken_seconds: float) -> int:
-    """Return the size of the next frame, from the time that the client took to read this one.
-
-    A stream starts with small frames, so that its first batch arrives early, and doubles them while
-    they are read quickly. A slow consumer gets small frames, so that a slow stream uses little
-    memory.
-    """
-    if taken_seconds < 0.02:
-        return min(2 * frame_bytes, FRAME_BYTES_TARGET)
-    if taken_seconds > 0.2:
-        return max(frame_bytes // 2, FRAME_BYTES_FIRST)
-    return frame_bytes
-
-
 def _find_tokens_fast(message: bytes) -> tuple[int, int]:
     """Like `_find_tokens`, but faster; only for a short header: without planes, or with one that
     few rows have.

@@ -76,8 +76,9 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
     """An index of a dataset, to be found or made.
 
     store: of the tokens.  paths: where its file may be, in order; none if it has none.  what: its
-    content, such as "document borders".  others: of a file that is another one, follows "was made
-    ".  made_from: what it depends on.
+    content, such as "document borders".  others: ends the line that refuses a file made from
+    something else, behind "was made ", such as "with other delimiters".  made_from: what it depends
+    on.
     """
 
     what: str
@@ -160,8 +161,9 @@ class IndexBuilder(ABC, Generic[Facts, Index]):
     def make_once(
         self, stopped: Stopped = never, on_progress: OnProgress = lambda share: None
     ) -> Index:
-        """Make it once for all processes of this machine that open the same files: the first one
-        does, and the others wait for it, and find its file. The arguments are those of `make`.
+        """Make it once for all processes of this machine that open the same files this way, as the
+        ranks of a trainer do with `file:`: the first one makes it, and the others wait for it, and
+        find its file. The arguments are those of `make`.
 
         Eight ranks of a node would each read the same corpus. A file that no folder of the dataset
         takes lies beside the lock. If that folder takes none either, or the first process does not

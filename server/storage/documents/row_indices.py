@@ -214,7 +214,7 @@ class RowIndices:
             make = builder.make_once if share else builder.make
             index = make(stopped, on_progress)
         with self._lock:
-            # None is idle if one was read meanwhile: then there is one more for a while.
+            # If all of them are in use, this index is one above the limit for a while.
             if len(self._opened) >= INDICES_MAX and (idle := self._idle()) is not None:
                 self._builds.pop(idle).close()
                 del self._needed_until[idle]

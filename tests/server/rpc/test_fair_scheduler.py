@@ -9,9 +9,6 @@ import pytest
 
 from tests.support.waiting import eventually
 from tokenfeed.server.rpc.fair_scheduler import (
-    CONTENDED_FRAME_BYTES,
-    CONTENDED_STREAMS,
-    UNREAD_BYTES,
     FairScheduler,
 )
 
@@ -155,33 +152,25 @@ def test_streams_that_start_do_not_hold_up_others_for_ever() -> None:
     assert served == ["*0", "*1", "*2", "a", "*3", "*4", "*5", "b", "*6", "*7"]
 
 
-def test_contended_streams_get_small_frames_until_they_are_known_to_read() -> None:
-    """Unread frames stay in the server's memory, two per stream."""
+def test_a_scheduler_counts_those_that_wait() -> None:
+    """The size of frames follows from it."""
     scheduler = FairScheduler(slot_count=1)
 
     def work() -> None:
         with scheduler.slot("a"):
             pass
 
-    threads = [threading.Thread(target=work) for _ in range(CONTENDED_STREAMS + 1)]
-
-    def capped(sent_bytes: int, calls: int = 1, frame_bytes: int = 1 << 20) -> int:
-        return scheduler.cap_frame_bytes(frame_bytes, sent_bytes, calls)
-
+    threads = [threading.Thread(target=work) for _ in range(3)]
     with scheduler.slot("a"):
-        assert capped(0) == 1 << 20
+        assert scheduler.waiting_count == 0
         for thread in threads:
             thread.start()
-        queued(scheduler, CONTENDED_STREAMS + 1)
-        assert capped(0) == CONTENDED_FRAME_BYTES
-        assert capped(0, frame_bytes=1 << 17) == 1 << 17
-        assert capped(UNREAD_BYTES) == 1 << 20
-        assert capped(UNREAD_BYTES, calls=2) == CONTENDED_FRAME_BYTES
-        assert capped(2 * UNREAD_BYTES, calls=2) == 1 << 20
+        queued(scheduler, 3)
+        assert scheduler.waiting_count == 3
     for thread in threads:
         thread.join()
 
-    assert capped(0) == 1 << 20
+    assert scheduler.waiting_count == 0
 
 
 def test_a_slot_is_released_after_an_error() -> None:

@@ -552,14 +552,3 @@ def test_a_frame_holds_whole_rows_and_at_least_one() -> None:
     assert frame.rows_per_frame(1 << 20, 4098) == 255
     assert frame.rows_per_frame(1 << 20, 1 << 20) == 1
     assert frame.rows_per_frame(1 << 20, 1 << 29) == 1
-
-
-def test_frames_grow_for_a_fast_reader_and_shrink_for_a_slow_one() -> None:
-    """A first batch that is not late, and 200 slow streams that stay small."""
-    size = frame.FRAME_BYTES_FIRST
-    for _ in range(20):
-        size = frame.next_frame_bytes(size, 0.001)
-    assert size == frame.FRAME_BYTES_TARGET
-    for _ in range(20):
-        size = frame.next_frame_bytes(size, 1.0)
-    assert size == frame.FRAME_BYTES_FIRST

@@ -11,7 +11,7 @@ from tokenfeed.stream.stage import Corpus
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Expected
 
-from ..dataset import Dataset, corpora_of
+from ..datasets.dataset import Dataset, corpora_of
 
 _IDENTITIES_KEPT = 64
 
