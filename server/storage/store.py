@@ -291,8 +291,8 @@ class TokenStore:
             token = wrong - int(ends[span] - spans.token_count[span] - spans.token_offset[span])
             self.files.mark_failed(
                 f"{log_safe_name(self.shards[spans.shard[span]].path)}: token {token} is "
-                f"{tokens[wrong]}, which cannot be served; omit --vocab-size or pass "
-                "--check-all-tokens to find it at the start",
+                f"{tokens[wrong]}, which cannot be served; state no vocabulary size, or "
+                "have all tokens checked, to find it at the start",
                 f"{WRONG_TOKEN}; the log of its server says where",
             )
             self.require_intact()
