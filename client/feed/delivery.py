@@ -6,9 +6,10 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
@@ -23,12 +24,16 @@ from ..runtime.counters import Counters
 from ..source.check import row_documents_max
 from ..source.datasets import Datasets
 from .batch_reader import BatchReader
-from .cursor import Cursor, OpenRun
+from .cursor import Cursor, Snapshot
 from .feed_stream import FeedStream
 from .history import History
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
+Item = TypeVar("Item")
+
+REMEMBERED_BATCHES = 1024
+"""How many batches back a feed knows the state before one: more than a step accumulates."""
 
 
 class Delivery(ABC, Generic[Array, Rich]):
@@ -60,6 +65,10 @@ class Delivery(ABC, Generic[Array, Rich]):
         self._counters = Counters()
         self._latest: Callable[[], BatchReader[Array] | None] = lambda: None
         self._consumer: dict[str, int] = {}
+        # Of each x, and what tells the state before it. Weak: batches belong to the caller.
+        self._recent: deque[tuple[weakref.ref[Any], FeedStream, Snapshot]] = deque(
+            maxlen=REMEMBERED_BATCHES
+        )
 
     @abstractmethod
     def _transfer(self) -> Transfer[Array]:
@@ -71,7 +80,9 @@ class Delivery(ABC, Generic[Array, Rich]):
         """Return what sees the rows of each batch: it notes the host part if that is wanted, and
         warns of rows without a target; None if neither is needed.
         """
-        note = note_of(self._datasets, self._stream.rest) if self._is_rich else None
+        note = None
+        if self._is_rich:
+            note = note_of(self._datasets, self._stream.rest, self._masks)
         if LOSS_MASK not in self._masks:
             return note
         watch = self._target_watch  # alone: the reader ends with the last reference to it
@@ -100,33 +111,22 @@ class Delivery(ABC, Generic[Array, Rich]):
     def _cursor(self) -> Cursor:
         return self._stream.cursor
 
-    def _next(self, out: Pair[Array] | None) -> Pair[Array] | None:
-        """Deliver the next batch, in out if given; None at the end."""
+    def _next(self, item: Callable[..., Item], out: Pair[Array] | None = None) -> Item | None:
+        """Deliver the next batch, in out if given; None at the end.
+
+        item: `_plain` or `_enriched`, which makes what is returned.
+        """
         self._require_one_thread()
         try:
             found = self._read(out)
             if found is None:
                 return None
-            batch, _, after = found
+            *_, after = found
+            delivered = item(*found)
             self._stream.cursor.commit(after)
-            return batch
+            return delivered
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
-            self._consumer = {}
-
-    def _next_rich(self) -> Rich | None:
-        self._require_one_thread()
-        try:
-            stream = self._stream
-            before = stream.cursor.current
-            found = self._read(None)
-            if found is None:
-                return None
-            batch, reader, after = found
-            rich = self._enriched(batch, reader, stream, before, after)
-            self._cursor.commit(after)
-            return rich
-        finally:
             self._consumer = {}
 
     def _require_one_thread(self) -> None:
@@ -141,17 +141,18 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _read(
         self, out: Pair[Array] | None
-    ) -> tuple[Pair[Array], BatchReader[Array], tuple[int, OpenRun]] | None:
+    ) -> tuple[Pair[Array], BatchReader[Array], FeedStream, Snapshot, Snapshot] | None:
         """Read the next batch, in out if given; it is delivered once the cursor is committed.
 
-        Returns: the batch, where it was read, and the value of the cursor behind it; None at the
-        end.
+        Returns: the batch, its reader and stream, and the values of the cursor before and behind
+        it; None at the end.
         """
         # Another thread or a signal handler may close this feed meanwhile, or move it.
         stream = self._stream
         cursor = stream.cursor
         generation = cursor.generation
-        reader, (sample, _) = self._reader, cursor.current
+        reader, before = self._reader, cursor.current
+        sample, _ = before
         is_current = reader is not None and reader.request.stream is stream.rest
         if reader is None or reader.sample != sample or not is_current:
             self._drop_reader()
@@ -177,15 +178,27 @@ class Delivery(ABC, Generic[Array, Rich]):
             return self._read(out)
         if batch is None:
             return None
-        return batch, reader, cursor.after(sample, reader.sample, reader.sample)
+        return batch, reader, stream, before, cursor.after(sample, reader.sample, reader.sample)
+
+    def _plain(
+        self,
+        batch: Pair[Array],
+        reader: BatchReader[Array],
+        stream: FeedStream,
+        before: Snapshot,
+        after: Snapshot,
+    ) -> Pair[Array]:
+        """Return a batch, whose place is remembered.  The arguments are those of `_enriched`."""
+        self._recent.append((weakref.ref(batch[0]), stream, before))
+        return batch
 
     def _enriched(
         self,
         batch: Pair[Array],
         reader: BatchReader[Array],
         stream: FeedStream,
-        before: tuple[int, OpenRun],
-        after: tuple[int, OpenRun],
+        before: Snapshot,
+        after: Snapshot,
     ) -> Rich:
         """Return a batch with all that it carries.
 
@@ -195,12 +208,26 @@ class Delivery(ABC, Generic[Array, Rich]):
         rows = cache(partial(stream.rows_at, before[0]))
         assert reader.noted is not None
         return self._rich_batch(
-            *batch,
+            *self._plain(batch, reader, stream, before, after),
             reader.noted,
             samples=lambda: rows().samples,
             sources=lambda: rows().sources,
             state_before=partial(stream.state_at, before),
             state_after=partial(stream.state_at, after),
+        )
+
+    def _state_before(self, batch: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
+        """Return the state before a batch that was delivered.  Raises: InvalidRequest."""
+        own = batch.values() if isinstance(batch, Mapping) else batch
+        arrays = [batch] if hasattr(batch, "shape") else list(own)
+        for x, stream, before in reversed(tuple(self._recent)):
+            if (known := x()) is not None and any(known is each for each in arrays):
+                found: dict[str, Any] = stream.state_at(before)
+                return found
+        raise InvalidRequest(
+            "before",
+            f"is none of the last {REMEMBERED_BATCHES} batches of this feed; pass one as it came: "
+            "(x, y), x alone, a dict that holds x, or a batch of batches()",
         )
 
     def _carry_more(self) -> None:
@@ -254,10 +281,11 @@ def _is_in_worker() -> bool:
     return loading is not None and loading.get_worker_info() is not None
 
 
-def note_of(datasets: Datasets, stream: Stream) -> Note:
+def note_of(datasets: Datasets, stream: Stream, masks: tuple[int, ...]) -> Note:
     """Return the function that makes the HostPart of each batch of a stream from its rows.
 
     datasets: of the sources of the stream. The function is called when rows have arrived.
+    masks: kinds of planes that mask targets.
     """
 
     @cache
@@ -269,6 +297,11 @@ def note_of(datasets: Datasets, stream: Stream) -> Note:
 
     def note(parts: Sequence[RowBlock]) -> HostPart:
         knows_documents, documents_max = limits()
-        return HostPart.of(parts, knows_documents=knows_documents, row_documents_max=documents_max)
+        return HostPart.of(
+            parts,
+            masks=masks,
+            knows_documents=knows_documents,
+            row_documents_max=documents_max,
+        )
 
     return note

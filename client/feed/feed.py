@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
@@ -86,7 +87,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
         Raises: InvalidRequest in a worker process of a DataLoader, or in a fork.
         """
-        batch = self._next(None)
+        batch = self._next(self._plain)
         if batch is None:
             raise StopIteration
         return batch
@@ -105,7 +106,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Raises: as for iterating.
         """
         self._carry_more()
-        return iter(self._next_rich, None)
+        return iter(partial(self._next, self._enriched), None)
 
     def skip(self, samples: int) -> None:
         """Skip the next samples, of all ranks together: to jump over a loss spike.
@@ -224,14 +225,23 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     # --- position and state ---
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(
+        self, *, before: Mapping[str, Any] | Iterable[Any] | None = None
+    ) -> dict[str, Any]:
         """Return the position after the last delivered batch, what the feed reads, and the history,
         as plain values, for JSON or torch.save.
 
         It is the same on every rank after the same number of batches. Any rank may load it, at any
         batch size and number of ranks. If nothing was read yet, this waits for the description of
-        the corpus.  Raises: TokenfeedError if the corpus cannot be described.
+        the corpus.
+        before: a batch that the weights have not learned yet, as of a step that was interrupted; of
+        several, the first. The state is then that before this batch. Pass it as it came, one of the
+        last 1,024 of this feed: (x, y), x, a dict that holds x, or a batch of `batches`.
+        Raises: InvalidRequest if before is none of them; TokenfeedError if the corpus cannot be
+        described.
         """
+        if before is not None:
+            return self._state_before(before)
         stream = self._stream
         return stream.state_at(stream.cursor.current)
 
@@ -372,9 +382,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             ),
             self._open,
             self._carry_more,
-            lambda batch, reader, before, after: self._enriched(
-                batch, reader, self._stream, before, after
-            ),
+            lambda batch, reader, *of: self._plain(batch, reader, self._stream, *of),
+            lambda batch, reader, *of: self._enriched(batch, reader, self._stream, *of),
             lambda reader: reader.request.stream is self._stream.rest,
             state=self.state_dict,
             load=self.load_state_dict,
