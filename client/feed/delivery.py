@@ -9,12 +9,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.stream import Stream
-from tokenfeed.wire.request import Request
+from tokenfeed.wire.request import Request, RowsRequest, SampleList
 from tokenfeed.wire.row_block import RowBlock
 
 from ..device.host_transfer import Pair, Transfer
@@ -71,9 +74,10 @@ class Delivery(ABC, Generic[Array, Rich]):
         )
 
     @abstractmethod
-    def _transfer(self) -> Transfer[Array]:
-        """Return what moves batches of `_shape` to the model; for the planes in `_masks`, with
-        `_note`.
+    def _transfer(self, rows: int) -> Transfer[Array]:
+        """Return what moves batches to the model; for the planes in `_masks`, with `_note`.
+
+        rows: of a batch.
         """
 
     def _note(self) -> Note | None:
@@ -216,6 +220,45 @@ class Delivery(ABC, Generic[Array, Rich]):
             state_after=partial(stream.state_at, after),
         )
 
+    def _listed(self, samples: npt.NDArray[np.int64]) -> tuple[Pair[Array], HostPart | None]:
+        """Read rows by their samples, which moves nothing: x and y, [n, T], and their HostPart if
+        batches carry more.
+
+        samples: int64[n], n in [1, 4096], of a stream with one stage.
+        Raises: InvalidRequest, also once the feed is closed; as for iterating.
+        """
+        self._datasets.require_own_process()
+        request = RowsRequest(self._stream.rest, SampleList(samples))
+        # Nothing is read ahead, so local files need no thread.
+        rows = self._datasets.open_rows(request, prefetch_bytes=0, counters=self._counters)
+        transfer = self._transfer(len(samples))
+        rows.start()
+        try:
+            pair = transfer.next(rows, None)
+        finally:
+            rows.close()
+        if pair is None:
+            raise InvalidRequest("feed", "is closed; create a new one")
+        return pair, transfer.noted
+
+    def _listed_batch(self, samples: npt.NDArray[np.int64]) -> Rich:
+        """Read rows as `_listed` does, as a batch that carries more; it has no states."""
+        self._carry_more()
+        pair, host = self._listed(samples)
+        return self._rich_batch(
+            *pair,
+            host,
+            samples=lambda: samples,
+            sources=partial(np.zeros, len(samples), np.int16),
+            state_before=_no_state,
+            state_after=_no_state,
+        )
+
+    def _epoch_rows(self) -> tuple[int, str]:
+        """Return the rows of an epoch of the only dataset, and its fingerprint. Waits for it."""
+        rows = self._stream.require_windows()
+        return rows, self._datasets.await_described()[0].fingerprint.hex()
+
     def _state_before(self, batch: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
         """Return the state before a batch that was delivered.  Raises: InvalidRequest."""
         own = batch.values() if isinstance(batch, Mapping) else batch
@@ -248,7 +291,8 @@ class Delivery(ABC, Generic[Array, Rich]):
         rows = self._datasets.open_rows(
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
-        reader = BatchReader(self._datasets, request, rows, self._transfer())
+        transfer = self._transfer(request.position.batch_size)
+        reader = BatchReader(self._datasets, request, rows, transfer)
         # Weak: a reader that is not needed any more ends with its last reference.
         self._latest = weakref.ref(reader)
         return reader
@@ -273,6 +317,11 @@ class Delivery(ABC, Generic[Array, Rich]):
     def _seek(self, sample: int, history: History | None = None) -> None:
         self._cursor.seek(sample, history)
         self._drop_reader()
+
+
+def _no_state() -> NoReturn:
+    problem = "is not known of rows that were chosen by their index; save that of the sampler"
+    raise InvalidRequest("state", problem)
 
 
 def _is_in_worker() -> bool:

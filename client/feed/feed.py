@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -25,6 +25,7 @@ from .feed_stream import Change, asked_stream
 from .named import named_runs
 from .options import FeedOptions
 from .resume import resumed
+from .row_dataset import RowDataset
 from .state import read_state
 from .stats import FeedPosition, FeedStats, stats_of
 
@@ -75,6 +76,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         )
         self._epoch = epoch
         self._loads = itertools.count()
+        self._given = target, context_length, options
 
     # --- iterating ---
 
@@ -390,6 +392,32 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             world_size=self._request.position.world_size,
         )
 
+    def as_dataset(self) -> RowDataset[Array, Rich]:
+        """Return the rows of an epoch by their index, for frameworks that bring a sampler of their
+        own: item i is sample i of the stream, (x, y) of [T] each, in host memory.
+
+            sampler = DistributedSampler(dataset := feed.as_dataset())
+            for x, y in DataLoader(dataset, 32, sampler=sampler, num_workers=2):
+                ...
+
+        It has a connection of its own in each process, moves nothing of this feed, and needs no
+        ranks: the sampler shares the rows out. It has the redactions of this feed from its first
+        row on. device, start_step, start_sample and num_batches do not matter to it.
+        Raises: InvalidRequest for a mixture or an order without epochs.
+        """
+        self._stream.require_epochs()
+        target, context_length, given = self._given
+        fresh = dict.fromkeys(("group", "start_sample", "num_batches", "redactions"))
+        own = {**given, **fresh, "start_step": 0, "rank": 0, "world_size": 1}
+        if "device" in own:
+            own["device"] = "cpu"
+        if not isinstance(target, str):  # each rank begins with another replica
+            first = self._request.position.rank % len(target)
+            target = [*target[first:], *target[:first]]
+        lists = sorted({each.list_hash.hex() for each in self._stream.stream.redactions})
+        make_feed = partial(_redacted_feed, type(self), target, context_length, own, lists)
+        return RowDataset(make_feed, given["fingerprint"])
+
     # --- internals: how a batch arrives is in delivery.py ---
 
     def _change(self, name: str, change: Callable[[], Change], at_sample: int | None) -> Change:
@@ -427,3 +455,22 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             changed.close_unless(self._stream)  # which may be the changed one
             raise
         return changed, begin
+
+
+def _redacted_feed(
+    kind: Callable[..., Feed[Array, Rich, OneEpoch]],
+    target: Targets,
+    context_length: int,
+    options: Mapping[str, Any],
+    lists: Sequence[str],
+    fingerprint: str | None,
+) -> Feed[Array, Rich, OneEpoch]:
+    """Make a feed with redactions that are in force from its first row on. Not a method, so that
+    another process can be told to call it.
+
+    kind: its class.  lists: their hashes.  The others are its arguments.
+    """
+    feed = kind(target, 1, context_length, **{**options, "fingerprint": fingerprint})
+    for each in lists:
+        feed.redact(each, at_sample=0)
+    return feed

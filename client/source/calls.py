@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tokenfeed.stream.identity import stage_plane_fingerprint
 from tokenfeed.stream.planes import NO_FINGERPRINT, REDACTED, TOKEN_COUNTS
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import Expected, Request
+from tokenfeed.wire.request import AnyRequest, Expected
 
 from .check import corpora_of
 from .wanted_planes import known_fingerprints, plane_fingerprint
@@ -20,7 +20,7 @@ class Call(NamedTuple):
     rows of the stream have; those that the call does not request are empty in its rows.
     """
 
-    request: Request
+    request: AnyRequest
     expected: Expected
     planes: tuple[int, ...]
 
@@ -28,7 +28,7 @@ class Call(NamedTuple):
 class Calls:
     """The calls of a stream."""
 
-    def __init__(self, request: Request, datasets: Sequence[pb.Dataset]) -> None:
+    def __init__(self, request: AnyRequest, datasets: Sequence[pb.Dataset]) -> None:
         """request: with the planes of the stream.  datasets: of each source."""
         stream = request.stream
         known = stream.known(corpora_of(stream, datasets))
@@ -50,7 +50,7 @@ class Calls:
         request = replace(part, planes=tuple(kind for kind, _ in planes))
         return Call(request, expected, self.request.planes)
 
-    def _plane(self, part: Request, kind: int) -> bytes:
+    def _plane(self, part: AnyRequest, kind: int) -> bytes:
         """Return the fingerprint of a plane of a stage; b"" if none of its sources has it."""
         numbered = [(number, self._datasets[number]) for number in part.stream.numbers]
         if kind == TOKEN_COUNTS:

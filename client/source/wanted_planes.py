@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import redacted_runs
-from tokenfeed.wire.request import Request
+from tokenfeed.wire.request import AnyRequest
 from tokenfeed.wire.row_block import Plane, RowBlock
 
+Wanted = TypeVar("Wanted", bound=AnyRequest)
 LossMask = Literal["apply", "ignore"]
 LOSS_MASKS: tuple[str, ...] = get_args(LossMask)
 
@@ -94,7 +95,7 @@ class WantedPlanes:
             plane_fingerprint(dataset, DOCUMENT_STARTS) for dataset in datasets
         )
 
-    def request(self, request: Request, datasets: Sequence[pb.Dataset]) -> Request:
+    def request(self, request: Wanted, datasets: Sequence[pb.Dataset]) -> Wanted:
         """Return the request of a stream of these datasets, with its planes. All calls of a stream
         with redactions request where they are, also those in which none is in force yet.
         """
