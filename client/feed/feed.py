@@ -17,6 +17,7 @@ from tokenfeed.stream.position import SAMPLE_END
 
 from ..device.host_transfer import Pair
 from ..runtime import arguments
+from ..source.file_target import is_local_target
 from ..source.open_source import open_source
 from ..transport.addresses import Targets
 from .delivery import Delivery
@@ -411,7 +412,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         own = {**given, **fresh, "start_step": 0, "rank": 0, "world_size": 1}
         if "device" in own:
             own["device"] = "cpu"
-        if not isinstance(target, str):  # each rank begins with another replica
+        if not (isinstance(target, str) or is_local_target(target)):
+            # Each rank begins with another replica.
             first = self._request.position.rank % len(target)
             target = [*target[first:], *target[:first]]
         lists = sorted({each.list_hash.hex() for each in self._stream.stream.redactions})

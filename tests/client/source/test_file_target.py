@@ -115,8 +115,25 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         (["localhost:1", "file:a.bin"], "has servers and files; pass either of them"),
         (["file:a.bin", 5], "has servers and files; pass either of them"),
         ([], "names no server"),
-        (Path("a.bin"), "is not an address; write HOST:PORT, or file:PATH"),
+        (Path("a.bin"), "is not an address; write 'file:a.bin'"),
         (None, "is not an address; write HOST:PORT, or file:PATH"),
+        ("train.bin", "has no port; write file:train.bin for files of this machine, or HOST:PORT"),
+        ("data/", "is a path; write file:data/ for files of this machine, or HOST:PORT"),
+        ("~/data/*.bin", "is a path; write file:~/data/*.bin for files of this machine"),
+        (
+            "hf://datasets/a/b",
+            "is not read over the network: download it (hf download), run tokenf",
+        ),
+        (
+            "s3://bucket/a.bin",
+            "download it and write file:PATH, or serve it there and write HOST:P",
+        ),
+        ("https://x.org/a.bin", "download it and write file:PATH; of a server write HOST:PORT"),
+        ("http://host:50051", "has a scheme, and an address has none; write host:50051"),
+        ("https://host:1/a", "write host:1, and pass credentials=Credentials(tls_ca=...)"),
+        ("grpc://host", "has a scheme, and an address has none; write HOST:PORT"),
+        (["host:1", "s3://bucket"], "'s3://bucket' is not read over the network"),
+        ("dns:///host", "'dns:///host' is not an address; write HOST:PORT"),
     ],
 )
 def test_what_is_no_target_is_refused_before_any_file_is_looked_at(
