@@ -16,6 +16,7 @@ from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.stream.position import SAMPLE_END
 
 from ..device.host_transfer import Pair
+from ..device.loaders import require_no_batch_in_hand
 from ..runtime import arguments
 from ..source.file_target import is_local_target
 from ..source.open_source import open_source
@@ -223,7 +224,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """
         raise InvalidRequest(
             "feed",
-            "cannot be sent to another process; create it there. A DataLoader needs num_workers=0",
+            "cannot be pickled, for another process or by from_generator of datasets; create it "
+            "there, or in the generator. A DataLoader needs num_workers=0, or as_dataset()",
         )
 
     # --- position and state ---
@@ -245,6 +247,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """
         if before is not None:
             return self._state_before(before)
+        require_no_batch_in_hand()
         stream = self._stream
         return stream.state_at(stream.cursor.current)
 
