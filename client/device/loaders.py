@@ -1,6 +1,6 @@
 """Refuses loaders that turn a feed's batches into others: torch's DataLoader if it collates, also
-as transformers' Trainer makes it; accelerate if it distributes the batches of one rank among all, or
-skips batches once more; and Lightning, if it stores a state that is a batch ahead.
+as transformers' Trainer makes it; accelerate if it distributes the batches of one rank among all,
+or skips batches once more; and Lightning, if it stores a state that is a batch ahead.
 
 None of them identifies itself to the dataset, so the stack frames of the caller are inspected, once
 per loop or state. Knows nothing of torch.
