@@ -145,7 +145,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("start", "ranks"), [("fork", "01"), ("spawn", "1")])
+@pytest.mark.parametrize(
+    ("target", "start", "ranks"),
+    [("server", "fork", "01"), ("files", "fork", "01"), ("server", "spawn", "1")],
+    indirect=["target"],
+)
 def test_workers_of_a_dataloader_read_what_a_distributed_sampler_shares_out(
     target: str, path: Path, tmp_path: Path, start: str, ranks: str
 ) -> None:
