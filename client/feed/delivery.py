@@ -232,7 +232,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         # Nothing is read ahead, so local files need no thread.
         rows = self._datasets.open_rows(request, prefetch_bytes=0, counters=self._counters)
         transfer = self._transfer(len(samples))
-        rows.start()
+        rows.start(owner=transfer)  # which ends with this call, also by a Ctrl-C right here
         try:
             pair = transfer.next(rows, None)
         finally:
