@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 
 from .documents import BatchDocuments, joined_token_counts
-from .target_mask import IGNORED_TARGET, target_counts
+from .target_mask import IGNORED_TARGET, target_counts, without_tokens
 
 FRAMEWORKS = ("transformers",)
 """Whose names `as_kwargs` knows."""
@@ -29,13 +29,13 @@ class HostPart(NamedTuple):
     """What the host knows of a batch that is on its way to the device.
 
     last_tokens: int64[B], the last token of each row.  documents: None if they are not known in all
-    rows.  target_counts: int64[B], how many targets of each row count.  token_counts: int64[B], how
-    many tokens of each row, of its T + 1, are no padding; None: there is no padding.
+    rows.  target_counts: computes int64[B], how many targets of each row count.  token_counts:
+    int64[B], how many tokens of each row, of its T + 1, are no padding; None: there is no padding.
     """
 
     last_tokens: npt.NDArray[np.int64]
     documents: BatchDocuments | None
-    target_counts: npt.NDArray[np.int64]
+    target_counts: Callable[[], npt.NDArray[np.int64]]
     token_counts: npt.NDArray[np.int64] | None
 
     @classmethod
@@ -58,7 +58,7 @@ class HostPart(NamedTuple):
         documents = None
         if knows_documents:
             documents = BatchDocuments.of_parts(parts, row_documents_max=row_documents_max)
-        counts = target_counts(parts, masks)
+        counts = partial(target_counts, [without_tokens(part, masks) for part in parts], masks)
         return cls(last_tokens, documents, counts, joined_token_counts(parts))
 
 
@@ -100,6 +100,8 @@ class BatchAttributes(ABC, Generic[Array]):
         self.documents = host.documents
         """Where documents begin, in host memory; None if the stream does not have it."""
         self._host = host
+        self.own_rows: int | None = None
+        """How many rows belong to an epoch of tail="pad"; the others have no target. None: all."""
         self._samples = samples
         self._sources = sources
         self._state_before = state_before
@@ -148,12 +150,12 @@ class BatchAttributes(ABC, Generic[Array]):
         """Where y is not -100: bool [B, T]."""
         return self._learned()
 
-    @property
+    @cached_property
     def num_valid_targets(self) -> int:
         """How many targets of this batch, which is this rank's, are not -100, as a Python int: by
         it the sum of their losses becomes a mean.
         """
-        return int(self._host.target_counts.sum())
+        return int(self._host.target_counts()[: self.own_rows].sum())
 
     @cached_property
     def padding_mask(self) -> Array:

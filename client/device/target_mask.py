@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +98,17 @@ def masks_of(parts: Sequence[RowBlock], masks: Collection[int]) -> tuple[int, ..
     parts: at least one; all of them have the same planes.  masks: kinds that mask targets.
     """
     return tuple([plane.kind for plane in parts[0].planes if plane.kind in masks])
+
+
+def without_tokens(part: RowBlock, masks: Collection[int]) -> RowBlock:
+    """Return what says how many targets of rows count, and keeps no frame alive.  masks: as of
+    `target_counts`.
+    """
+    planes: tuple[Plane, ...] = ()
+    if masks_of([part], masks):
+        planes = tuple([replace(plane, content=plane.content.copy()) for plane in part.planes])
+    none = np.zeros(1, part.tokens.dtype)
+    return RowBlock(np.broadcast_to(none, part.tokens.shape), planes)
 
 
 def target_counts(parts: Sequence[RowBlock], masks: Collection[int]) -> npt.NDArray[np.int64]:

@@ -12,6 +12,7 @@ from tokenfeed.stream.position import SAMPLE_END, Position
 from tokenfeed.stream.stage import Stage
 
 from ..device.host_transfer import Pair
+from ..device.numpy_batch import BatchAttributes
 from ..device.target_mask import IGNORED_TARGET
 from .batch_reader import BatchReader
 from .cursor import Cursor, Snapshot
@@ -215,8 +216,6 @@ class Epoch(Generic[Array, Rich]):
                 if plan.tail == "pad":
                     y: Any = batch[1]
                     y[plan.own_rows(first_sample) :] = IGNORED_TARGET
-                    if reader.noted is not None:
-                        reader.noted.target_counts[plan.own_rows(first_sample) :] = 0
                 is_last = index == batch_count - 1
                 after = cursor.after(
                     first_sample,
@@ -224,6 +223,8 @@ class Epoch(Generic[Array, Rich]):
                     plan.end_sample if is_last else reader.sample,
                 )
                 delivered = item(batch, reader, before, after)
+                if plan.tail == "pad" and isinstance(delivered, BatchAttributes):
+                    delivered.own_rows = plan.own_rows(first_sample)
                 cursor.commit(after, of_epoch=True)
                 yield delivered
         except GeneratorExit:

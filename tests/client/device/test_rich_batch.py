@@ -363,12 +363,15 @@ def test_nothing_that_a_batch_computes_waits_for_the_device() -> None:
     warm = as_tensors(device="cuda")
     assert all(form.is_cuda for form in (warm.positions, warm.tokens, warm.cu_seqlens))
     names = ("tokens", "positions", "segment_ids", "cu_seqlens", "loss_mask", "sample", "source")
+    names += ("padding_mask",)
     torch.cuda._sleep(200_000_000)
     event = torch.cuda.Event()
     event.record()
     with no_waits():
         found = [getattr(device, name) for name in names]
         found += [device.cu_seqlens_fixed(), device.cu_seqlens_rows(), device.doc_lens()[0]]
+        assert device.num_valid_targets == B * T
+        assert device.as_kwargs("transformers")["input_ids"] is device.x
         was_done = event.query()
 
     assert not was_done, "the device was still busy"
