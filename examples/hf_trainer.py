@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from serving import parser, server_at
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from tokenfeed import RemoteBatches
@@ -100,13 +99,10 @@ class Rows(IterableDataset):
         """Wrap a feed."""
         self.feed = feed
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield input_ids and labels.
-
-        The model would shift labels by one token. y is already shifted, so pass shift_labels.
-        """
-        for x, y in self.feed:
-            yield {"input_ids": x, "labels": y, "shift_labels": y}
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield what the model takes. labels alone would be shifted by one more token."""
+        for batch in self.feed.batches():
+            yield batch.as_kwargs("transformers")
 
 
 class FeedTrainer(Trainer):

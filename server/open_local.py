@@ -24,7 +24,7 @@ from tokenfeed.errors import (
 )
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import crc32c
-from tokenfeed.wire.request import Expected, Request
+from tokenfeed.wire.request import AnyRequest, Expected
 
 from .datasets.dataset import Dataset, start_polling
 from .datasets.opening import TokenChecks, log_opened, open_dataset
@@ -157,7 +157,7 @@ class LocalDatasets:
                 request, lambda dataset, key: dataset.document_rows_now(key, self._stopped)
             )
 
-    def reader(self, request: Request, expected: Expected) -> RowReader:
+    def reader(self, request: AnyRequest, expected: Expected) -> RowReader:
         """Return the reader of a request of one stage, once it is checked as by a server.
 
         Raises: TokenfeedError.

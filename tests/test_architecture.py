@@ -88,6 +88,7 @@ REACHES: dict[str, set[str]] = {
     "client.device.documents": CONTRACT,
     "client.device.fixed_size": CONTRACT,
     "client.device.host_transfer": CONTRACT,
+    "client.device.loaders": CONTRACT,
     "client.device.numpy_batch": CONTRACT,
     "client.device.row_source": CONTRACT,
     "client.device.target_mask": CONTRACT,

@@ -86,11 +86,11 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
         Raises: InvalidRequest if shape, type or memory do not fit.
         """
         require_arrays_fit(self._shape, x, y)
-        return self._next((x, y)) is not None
+        return self._next(self._plain, (x, y)) is not None
 
-    def _transfer(self) -> HostTransfer:
+    def _transfer(self, rows: int) -> HostTransfer:
         return HostTransfer(
-            self._shape,
+            (rows, self._shape[1]),
             self._dtype,
             self._dtype,
             self._masks,

@@ -109,13 +109,14 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         first, second = sorted((x, y), key=torch.Tensor.data_ptr)
         if first.data_ptr() + first.nbytes > second.data_ptr():
             raise InvalidRequest("y", "shares memory with x; pass two tensors")
-        return self._next((x, y)) is not None
+        return self._next(self._plain, (x, y)) is not None
 
-    def _transfer(self) -> Transfer[torch.Tensor]:
+    def _transfer(self, rows: int) -> Transfer[torch.Tensor]:
         # "cuda" becomes the current device, and stays that one.
         self._device = indexed(self._device)
+        shape = (rows, self._shape[1])
         return transfer_for(
-            self._device, self._shape, self._x_dtype, masks=self._masks, note=self._note()
+            self._device, shape, self._x_dtype, masks=self._masks, note=self._note()
         )
 
 

@@ -90,7 +90,7 @@ class BatchDocuments:
             context_length=parts[0].row_tokens - 1,
             row_counts=row_bytes // _START.itemsize,
             starts=starts,
-            token_counts=_token_counts(parts),
+            token_counts=joined_token_counts(parts),
             row_documents_max=row_documents_max,
         )
 
@@ -245,7 +245,7 @@ class BatchDocuments:
         return _Segments(rows, offsets, places, bounds[:-1], bounds[1:] - bounds[:-1], bounds)
 
 
-def _token_counts(parts: Sequence[RowBlock]) -> Integers | None:
+def joined_token_counts(parts: Sequence[RowBlock]) -> Integers | None:
     """Return how many tokens of each row are no padding; None if no row says it."""
     counts = [part.token_counts for part in parts]
     if all(each is None for each in counts):

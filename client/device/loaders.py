@@ -1,8 +1,9 @@
-"""Refuses loaders that turn a feed's batches into others: torch's DataLoader if it collates, and
-accelerate if it distributes the batches of one rank among all, or skips batches once more.
+"""Refuses loaders that turn a feed's batches into others: torch's DataLoader if it collates, also
+as transformers' Trainer makes it; accelerate if it distributes the batches of one rank among all,
+or skips batches once more; and Lightning, if it stores a state that is a batch ahead.
 
-Neither identifies itself to the dataset, so the stack frames of the caller are inspected, once per
-loop.
+None of them identifies itself to the dataset, so the stack frames of the caller are inspected, once
+per loop or state. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import sys
 from types import FrameType
 from typing import Any
 
-from torch.utils.data import default_collate
-
 from tokenfeed.errors import InvalidRequest
+
+_DEFAULT_COLLATE = "torch.utils.data._utils.collate.default_collate"
 
 
 def require_own_batches(world_size: int, *, is_restored: bool) -> None:
@@ -24,7 +25,14 @@ def require_own_batches(world_size: int, *, is_restored: bool) -> None:
     `__iter__`.
     """
     reader = sys._getframe(1).f_back
-    if reader is not None and _collates(reader):
+    if reader is not None and (collator := _collator(reader)):
+        if collator != _DEFAULT_COLLATE:
+            raise InvalidRequest(
+                "train_dataset",
+                "of transformers' Trainer cannot be a feed, whose batches it would take for single "
+                "rows: override get_train_dataloader to return DataLoader(feed, batch_size=None), "
+                "as examples/hf_trainer.py does",
+            )
         raise InvalidRequest(
             "batch_size",
             "of the DataLoader has to be None: the feed already makes whole batches, and the "
@@ -49,13 +57,33 @@ def require_own_batches(world_size: int, *, is_restored: bool) -> None:
         reader = reader.f_back
 
 
-def _collates(reader: FrameType) -> bool:
-    """Return whether a frame is the fetcher of a DataLoader that stacks batches.
+def require_no_batch_in_hand() -> None:
+    """Raise InvalidRequest if Lightning asks for the state of a feed: it takes a batch ahead of a
+    loader without a length.  Call it in `state_dict`.
+    """
+    caller = sys._getframe(1).f_back
+    if caller is not None and _module_of(caller).endswith(".utilities.combined_loader"):
+        raise InvalidRequest(
+            "train_dataloader",
+            "has no length, so Lightning holds a batch that it has not trained on, and the state "
+            "in its checkpoint would be behind it. Return feed.epoch(k), which has a length: its "
+            "state is exact; or a DataLoader(feed, batch_size=None), and store the state yourself",
+        )
+
+
+def _collator(reader: FrameType) -> str:
+    """Return the dotted name of what makes batches of single rows, if a frame is the fetcher of a
+    DataLoader that stacks; "" if not.
 
     A collate_fn of the user gets a list of batches, and is accepted.
     """
     fetcher = _self_in(reader, "torch.utils.data._utils.fetch")
-    return fetcher is not None and fetcher.auto_collation and fetcher.collate_fn is default_collate
+    if fetcher is None or not fetcher.auto_collation:
+        return ""
+    found = fetcher.collate_fn  # a function, or an object of a class
+    name = f"{found.__module__}.{getattr(found, '__name__', '')}"
+    takes_rows = name == _DEFAULT_COLLATE or name.startswith("transformers.")
+    return name if takes_rows else ""
 
 
 def _processes_served(reader: FrameType) -> int:
@@ -79,6 +107,8 @@ def _self_in(frame: FrameType, module: str) -> Any:
     The locals of other frames are not accessed: Python keeps a copy of accessed locals alive, and
     with it the tensors of a training function.
     """
-    if frame.f_globals.get("__name__") != module:
-        return None
-    return frame.f_locals.get("self")
+    return frame.f_locals.get("self") if _module_of(frame) == module else None
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))

@@ -6,8 +6,8 @@ RichBatch in rich_batch.py has the same attributes as tensors. Knows nothing of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,10 +16,11 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 
-from .documents import BatchDocuments
+from .documents import BatchDocuments, joined_token_counts
+from .target_mask import IGNORED_TARGET, target_counts, without_tokens
 
-IGNORED_TARGET = -100
-"""The value of y where nothing is learned: the default ignore_index of torch's cross_entropy."""
+FRAMEWORKS = ("transformers",)
+"""Whose names `as_kwargs` knows."""
 
 Array = TypeVar("Array")
 
@@ -28,32 +29,37 @@ class HostPart(NamedTuple):
     """What the host knows of a batch that is on its way to the device.
 
     last_tokens: int64[B], the last token of each row.  documents: None if they are not known in all
-    rows.
+    rows.  target_counts: computes int64[B], how many targets of each row count.  token_counts:
+    int64[B], how many tokens of each row, of its T + 1, are no padding; None: there is no padding.
     """
 
     last_tokens: npt.NDArray[np.int64]
     documents: BatchDocuments | None
+    target_counts: Callable[[], npt.NDArray[np.int64]]
+    token_counts: npt.NDArray[np.int64] | None
 
     @classmethod
     def of(
         cls,
         parts: Sequence[RowBlock],
         *,
+        masks: Collection[int] = (),
         knows_documents: bool = True,
         row_documents_max: int | None = None,
     ) -> HostPart:
         """Copy it from received rows.
 
-        parts: B rows in all.  knows_documents: whether all sources of the stream know where
-        documents begin. If one does not, its rows have no starts, and would pass for one document
-        each where rows of other sources have some.  row_documents_max: limit of documents in the x
-        of a row, padding included, if one is known.
+        parts: B rows in all.  masks: kinds of planes that mask targets.  knows_documents: whether
+        all sources of the stream know where documents begin. If one does not, its rows have no
+        starts, and would pass for one document each where rows of other sources have some.
+        row_documents_max: limit of documents in the x of a row, padding included, if one is known.
         """
         last_tokens = np.concatenate([part.tokens[:, -1] for part in parts]).astype(np.int64)
         documents = None
         if knows_documents:
             documents = BatchDocuments.of_parts(parts, row_documents_max=row_documents_max)
-        return cls(last_tokens, documents)
+        counts = partial(target_counts, [without_tokens(part, masks) for part in parts], masks)
+        return cls(last_tokens, documents, counts, joined_token_counts(parts))
 
 
 Note: TypeAlias = Callable[[Sequence[RowBlock]], HostPart | None]
@@ -93,7 +99,9 @@ class BatchAttributes(ABC, Generic[Array]):
         self.y = y
         self.documents = host.documents
         """Where documents begin, in host memory; None if the stream does not have it."""
-        self._last_tokens = host.last_tokens
+        self._host = host
+        self.own_rows: int | None = None
+        """How many rows belong to an epoch of tail="pad"; the others have no target. None: all."""
         self._samples = samples
         self._sources = sources
         self._state_before = state_before
@@ -141,6 +149,50 @@ class BatchAttributes(ABC, Generic[Array]):
     def loss_mask(self) -> Array:
         """Where y is not -100: bool [B, T]."""
         return self._learned()
+
+    @cached_property
+    def num_valid_targets(self) -> int:
+        """How many targets of this batch, which is this rank's, are not -100, as a Python int: by
+        it the sum of their losses becomes a mean.
+        """
+        return int(self._host.target_counts()[: self.own_rows].sum())
+
+    @cached_property
+    def padding_mask(self) -> Array:
+        """Which positions of x are padding: bool [B, T], True is padding, as torch's attention and
+        torchtitan have it. Rows of windows have none; rows that `epoch` adds have tokens.
+        """
+        x: Any = self.x
+        counts = self._host.token_counts
+        if counts is None:
+            return self._delivered(np.zeros(x.shape, np.bool_))
+        return self._delivered(np.arange(x.shape[1]) >= counts[:, np.newaxis])
+
+    def as_kwargs(self, framework: str) -> dict[str, Any]:
+        """Return what the forward of a model takes, by the names of its framework:
+
+            loss = model(**batch.as_kwargs("transformers")).loss
+
+        framework: "transformers": input_ids, labels and shift_labels (both y: without the second
+        one the model would shift them once more, and without the first it returns no loss), and
+        use_cache=False. Where the batch knows its documents also position_ids, by which eager, sdpa
+        and flex attention keep them apart, and cu_seq_lens_q, cu_seq_lens_k, max_length_q and
+        max_length_k, which flash attention needs for more than one row.
+        Raises: InvalidRequest for another name; or if rows hold pieces of documents, and not all
+        datasets of the stream know theirs.
+        """
+        if framework not in FRAMEWORKS:
+            problem = f"{framework!r} is not known, only {', '.join(FRAMEWORKS)}"
+            raise InvalidRequest("framework", problem)
+        y = self.y
+        found = {"input_ids": self.x, "labels": y, "shift_labels": y, "use_cache": False}
+        if self.documents is None and self._host.token_counts is None:
+            return found  # windows of which nothing is known
+        self._known_documents("as_kwargs")
+        found["position_ids"] = self.positions
+        for side in "qk":
+            found |= {f"cu_seq_lens_{side}": self.cu_seqlens, f"max_length_{side}": self.max_seqlen}
+        return found
 
     # --- documents ---
 
@@ -247,7 +299,7 @@ class NumpyRichBatch(BatchAttributes[npt.NDArray[Any]]):
         return documents.positions(self.x.dtype)
 
     def _whole_rows(self) -> npt.NDArray[Any]:
-        last = self._last_tokens[:, np.newaxis].astype(self.x.dtype)
+        last = self._host.last_tokens[:, np.newaxis].astype(self.x.dtype)
         return np.concatenate([self.x, last], axis=1)
 
     def _learned(self) -> npt.NDArray[np.bool_]:

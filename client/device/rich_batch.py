@@ -13,7 +13,8 @@ import torch
 
 from tokenfeed.errors import InvalidRequest
 
-from .numpy_batch import IGNORED_TARGET, BatchAttributes
+from .numpy_batch import BatchAttributes
+from .target_mask import IGNORED_TARGET
 
 
 class RichBatch(BatchAttributes[torch.Tensor]):
@@ -35,7 +36,7 @@ class RichBatch(BatchAttributes[torch.Tensor]):
             (batch_size, context_length + 1), dtype=torch.int64, device=self.x.device
         )
         tokens[:, :-1] = self.x
-        tokens[:, -1] = self._delivered(self._last_tokens.copy())
+        tokens[:, -1] = self._delivered(self._host.last_tokens.copy())
         return tokens
 
     def _learned(self) -> torch.Tensor:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,8 @@ from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_
 from tokenfeed.wire import redacted_runs
 from tokenfeed.wire.row_block import Plane, RowBlock
 
-from .numpy_batch import IGNORED_TARGET
+IGNORED_TARGET = -100
+"""The value of y where nothing is learned: the default ignore_index of torch's cross_entropy."""
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -44,6 +46,8 @@ def _greatest(dtype: type[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
 
 _GREATEST = {2: _greatest(np.int32), 4: _greatest(np.int64)}
 """By the width of a served token in bytes."""
+_ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
+"""How many bits of each byte are 1."""
 
 
 class TargetWatch:
@@ -94,6 +98,36 @@ def masks_of(parts: Sequence[RowBlock], masks: Collection[int]) -> tuple[int, ..
     parts: at least one; all of them have the same planes.  masks: kinds that mask targets.
     """
     return tuple([plane.kind for plane in parts[0].planes if plane.kind in masks])
+
+
+def without_tokens(part: RowBlock, masks: Collection[int]) -> RowBlock:
+    """Return what says how many targets of rows count, and keeps no frame alive.  masks: as of
+    `target_counts`.
+    """
+    planes: tuple[Plane, ...] = ()
+    if masks_of([part], masks):
+        planes = tuple([replace(plane, content=plane.content.copy()) for plane in part.planes])
+    none = np.zeros(1, part.tokens.dtype)
+    return RowBlock(np.broadcast_to(none, part.tokens.shape), planes)
+
+
+def target_counts(parts: Sequence[RowBlock], masks: Collection[int]) -> npt.NDArray[np.int64]:
+    """Return how many targets of each row count: int64[B], new, each in [0, T].
+
+    parts: B rows in all.  masks: kinds of planes that mask targets.
+    """
+    applied = masks_of(parts, masks)
+    return np.concatenate([_target_counts(part, applied) for part in parts])
+
+
+def _target_counts(part: RowBlock, masks: Collection[int]) -> npt.NDArray[np.int64]:
+    if not masks:
+        return np.full(len(part), part.row_tokens - 1)
+    bits = _bits_of(part, masks)
+    counts: npt.NDArray[np.int64] = _ONES[bits].sum(axis=1, dtype=np.int64)
+    # Token 0 is no target, and what is behind the last token is undefined.
+    counts -= (bits[:, 0] & 1) + _ONES[bits[:, -1] >> (part.row_tokens - 1) % 8 + 1]
+    return counts
 
 
 def bit_columns(row_tokens: int, token_bytes: int) -> int:

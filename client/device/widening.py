@@ -14,8 +14,7 @@ import torch
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.wire.row_block import RowBlock
 
-from .numpy_batch import IGNORED_TARGET
-from .target_mask import bit_columns, write_bits
+from .target_mask import IGNORED_TARGET, bit_columns, write_bits
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from copy import copy
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tokenfeed.stream.position import Position
 
@@ -24,6 +24,10 @@ class OpenRun(NamedTuple):
     first_sample: int
     batches: int
     earlier: History
+
+
+Snapshot: TypeAlias = tuple[int, OpenRun]
+"""A value of `Cursor.current`."""
 
 
 class Cursor:
@@ -59,7 +63,7 @@ class Cursor:
         """The next sample, batches delivered by this feed, and the history, as one snapshot."""
         return self.at(self.current)
 
-    def at(self, snapshot: tuple[int, OpenRun]) -> tuple[int, int, History]:
+    def at(self, snapshot: Snapshot) -> tuple[int, int, History]:
         """Return what `now` returned when `current` had an earlier value.  snapshot: that value."""
         sample, run = snapshot
         if sample == run.first_sample:
@@ -67,7 +71,7 @@ class Cursor:
         batches = run.batches + (sample - run.first_sample) // self._stride
         return sample, batches, self._extended(run.earlier, run.first_sample, sample)
 
-    def before(self, sample: int) -> tuple[int, OpenRun]:
+    def before(self, sample: int) -> Snapshot:
         """Return the value that `current` would have with another next sample, after the same
         batches. Changes nothing.
         """
@@ -109,7 +113,7 @@ class Cursor:
         _, batches, before = self.now
         self.current = sample, OpenRun(sample, batches, before if history is None else history)
 
-    def after(self, first_sample: int, end_sample: int, next_sample: int) -> tuple[int, OpenRun]:
+    def after(self, first_sample: int, end_sample: int, next_sample: int) -> Snapshot:
         """Return the value of `current` behind a batch.
 
         first_sample, end_sample: of its rows on all ranks, without padding.  next_sample: the
@@ -129,7 +133,7 @@ class Cursor:
             )
         return next_sample, run
 
-    def commit(self, after: tuple[int, OpenRun], *, of_epoch: bool = False) -> None:
+    def commit(self, after: Snapshot, *, of_epoch: bool = False) -> None:
         """Count a batch, as the last step of its delivery.
 
         after: what `after` returned.  of_epoch: whether a loop over an epoch delivers the batch. If

@@ -6,14 +6,18 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.stream import Stream
-from tokenfeed.wire.request import Request
+from tokenfeed.wire.request import Request, RowsRequest, SampleList
 from tokenfeed.wire.row_block import RowBlock
 
 from ..device.host_transfer import Pair, Transfer
@@ -23,12 +27,16 @@ from ..runtime.counters import Counters
 from ..source.check import row_documents_max
 from ..source.datasets import Datasets
 from .batch_reader import BatchReader
-from .cursor import Cursor, OpenRun
+from .cursor import Cursor, Snapshot
 from .feed_stream import FeedStream
 from .history import History
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
+Item = TypeVar("Item")
+
+REMEMBERED_BATCHES = 1024
+"""How many batches back a feed knows the state before one: more than a step accumulates."""
 
 
 class Delivery(ABC, Generic[Array, Rich]):
@@ -60,18 +68,25 @@ class Delivery(ABC, Generic[Array, Rich]):
         self._counters = Counters()
         self._latest: Callable[[], BatchReader[Array] | None] = lambda: None
         self._consumer: dict[str, int] = {}
+        # Of each x, and what tells the state before it. Weak: batches belong to the caller.
+        self._recent: deque[tuple[weakref.ref[Any], FeedStream, Snapshot]] = deque(
+            maxlen=REMEMBERED_BATCHES
+        )
 
     @abstractmethod
-    def _transfer(self) -> Transfer[Array]:
-        """Return what moves batches of `_shape` to the model; for the planes in `_masks`, with
-        `_note`.
+    def _transfer(self, rows: int) -> Transfer[Array]:
+        """Return what moves batches to the model; for the planes in `_masks`, with `_note`.
+
+        rows: of a batch.
         """
 
     def _note(self) -> Note | None:
         """Return what sees the rows of each batch: it notes the host part if that is wanted, and
         warns of rows without a target; None if neither is needed.
         """
-        note = note_of(self._datasets, self._stream.rest) if self._is_rich else None
+        note = None
+        if self._is_rich:
+            note = note_of(self._datasets, self._stream.rest, self._masks)
         if LOSS_MASK not in self._masks:
             return note
         watch = self._target_watch  # alone: the reader ends with the last reference to it
@@ -100,33 +115,22 @@ class Delivery(ABC, Generic[Array, Rich]):
     def _cursor(self) -> Cursor:
         return self._stream.cursor
 
-    def _next(self, out: Pair[Array] | None) -> Pair[Array] | None:
-        """Deliver the next batch, in out if given; None at the end."""
+    def _next(self, item: Callable[..., Item], out: Pair[Array] | None = None) -> Item | None:
+        """Deliver the next batch, in out if given; None at the end.
+
+        item: `_plain` or `_enriched`, which makes what is returned.
+        """
         self._require_one_thread()
         try:
             found = self._read(out)
             if found is None:
                 return None
-            batch, _, after = found
+            *_, after = found
+            delivered = item(*found)
             self._stream.cursor.commit(after)
-            return batch
+            return delivered
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
-            self._consumer = {}
-
-    def _next_rich(self) -> Rich | None:
-        self._require_one_thread()
-        try:
-            stream = self._stream
-            before = stream.cursor.current
-            found = self._read(None)
-            if found is None:
-                return None
-            batch, reader, after = found
-            rich = self._enriched(batch, reader, stream, before, after)
-            self._cursor.commit(after)
-            return rich
-        finally:
             self._consumer = {}
 
     def _require_one_thread(self) -> None:
@@ -141,17 +145,18 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _read(
         self, out: Pair[Array] | None
-    ) -> tuple[Pair[Array], BatchReader[Array], tuple[int, OpenRun]] | None:
+    ) -> tuple[Pair[Array], BatchReader[Array], FeedStream, Snapshot, Snapshot] | None:
         """Read the next batch, in out if given; it is delivered once the cursor is committed.
 
-        Returns: the batch, where it was read, and the value of the cursor behind it; None at the
-        end.
+        Returns: the batch, its reader and stream, and the values of the cursor before and behind
+        it; None at the end.
         """
         # Another thread or a signal handler may close this feed meanwhile, or move it.
         stream = self._stream
         cursor = stream.cursor
         generation = cursor.generation
-        reader, (sample, _) = self._reader, cursor.current
+        reader, before = self._reader, cursor.current
+        sample, _ = before
         is_current = reader is not None and reader.request.stream is stream.rest
         if reader is None or reader.sample != sample or not is_current:
             self._drop_reader()
@@ -177,15 +182,27 @@ class Delivery(ABC, Generic[Array, Rich]):
             return self._read(out)
         if batch is None:
             return None
-        return batch, reader, cursor.after(sample, reader.sample, reader.sample)
+        return batch, reader, stream, before, cursor.after(sample, reader.sample, reader.sample)
+
+    def _plain(
+        self,
+        batch: Pair[Array],
+        reader: BatchReader[Array],
+        stream: FeedStream,
+        before: Snapshot,
+        after: Snapshot,
+    ) -> Pair[Array]:
+        """Return a batch, whose place is remembered.  The arguments are those of `_enriched`."""
+        self._recent.append((weakref.ref(batch[0]), stream, before))
+        return batch
 
     def _enriched(
         self,
         batch: Pair[Array],
         reader: BatchReader[Array],
         stream: FeedStream,
-        before: tuple[int, OpenRun],
-        after: tuple[int, OpenRun],
+        before: Snapshot,
+        after: Snapshot,
     ) -> Rich:
         """Return a batch with all that it carries.
 
@@ -195,12 +212,65 @@ class Delivery(ABC, Generic[Array, Rich]):
         rows = cache(partial(stream.rows_at, before[0]))
         assert reader.noted is not None
         return self._rich_batch(
-            *batch,
+            *self._plain(batch, reader, stream, before, after),
             reader.noted,
             samples=lambda: rows().samples,
             sources=lambda: rows().sources,
             state_before=partial(stream.state_at, before),
             state_after=partial(stream.state_at, after),
+        )
+
+    def _listed(self, samples: npt.NDArray[np.int64]) -> tuple[Pair[Array], HostPart | None]:
+        """Read rows by their samples, which moves nothing: x and y, [n, T], and their HostPart if
+        batches carry more.
+
+        samples: int64[n], n in [1, 4096], of a stream with one stage.
+        Raises: InvalidRequest, also once the feed is closed; as for iterating.
+        """
+        self._datasets.require_own_process()
+        request = RowsRequest(self._stream.rest, SampleList(samples))
+        # Nothing is read ahead, so local files need no thread.
+        rows = self._datasets.open_rows(request, prefetch_bytes=0, counters=self._counters)
+        transfer = self._transfer(len(samples))
+        rows.start(owner=transfer)  # which ends with this call, also by a Ctrl-C right here
+        try:
+            pair = transfer.next(rows, None)
+        finally:
+            rows.close()
+        if pair is None:
+            raise InvalidRequest("feed", "is closed; create a new one")
+        return pair, transfer.noted
+
+    def _listed_batch(self, samples: npt.NDArray[np.int64]) -> Rich:
+        """Read rows as `_listed` does, as a batch that carries more; it has no states."""
+        self._carry_more()
+        pair, host = self._listed(samples)
+        return self._rich_batch(
+            *pair,
+            host,
+            samples=lambda: samples,
+            sources=partial(np.zeros, len(samples), np.int16),
+            state_before=_no_state,
+            state_after=_no_state,
+        )
+
+    def _epoch_rows(self) -> tuple[int, str]:
+        """Return the rows of an epoch of the only dataset, and its fingerprint. Waits for it."""
+        rows = self._stream.require_windows()
+        return rows, self._datasets.await_described()[0].fingerprint.hex()
+
+    def _state_before(self, batch: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
+        """Return the state before a batch that was delivered.  Raises: InvalidRequest."""
+        own = batch.values() if isinstance(batch, Mapping) else batch
+        arrays = [batch] if hasattr(batch, "shape") else list(own)
+        for x, stream, before in reversed(tuple(self._recent)):
+            if (known := x()) is not None and any(known is each for each in arrays):
+                found: dict[str, Any] = stream.state_at(before)
+                return found
+        raise InvalidRequest(
+            "before",
+            f"is none of the last {REMEMBERED_BATCHES} batches of this feed; pass one as it came: "
+            "(x, y), x alone, a dict that holds x, or a batch of batches()",
         )
 
     def _carry_more(self) -> None:
@@ -221,7 +291,8 @@ class Delivery(ABC, Generic[Array, Rich]):
         rows = self._datasets.open_rows(
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
-        reader = BatchReader(self._datasets, request, rows, self._transfer())
+        transfer = self._transfer(request.position.batch_size)
+        reader = BatchReader(self._datasets, request, rows, transfer)
         # Weak: a reader that is not needed any more ends with its last reference.
         self._latest = weakref.ref(reader)
         return reader
@@ -248,16 +319,22 @@ class Delivery(ABC, Generic[Array, Rich]):
         self._drop_reader()
 
 
+def _no_state() -> NoReturn:
+    problem = "is not known of rows that were chosen by their index; save that of the sampler"
+    raise InvalidRequest("state", problem)
+
+
 def _is_in_worker() -> bool:
     """Return whether this is a worker process of a DataLoader; does not import torch."""
     loading = sys.modules.get("torch.utils.data")
     return loading is not None and loading.get_worker_info() is not None
 
 
-def note_of(datasets: Datasets, stream: Stream) -> Note:
+def note_of(datasets: Datasets, stream: Stream, masks: tuple[int, ...]) -> Note:
     """Return the function that makes the HostPart of each batch of a stream from its rows.
 
     datasets: of the sources of the stream. The function is called when rows have arrived.
+    masks: kinds of planes that mask targets.
     """
 
     @cache
@@ -269,6 +346,11 @@ def note_of(datasets: Datasets, stream: Stream) -> Note:
 
     def note(parts: Sequence[RowBlock]) -> HostPart:
         knows_documents, documents_max = limits()
-        return HostPart.of(parts, knows_documents=knows_documents, row_documents_max=documents_max)
+        return HostPart.of(
+            parts,
+            masks=masks,
+            knows_documents=knows_documents,
+            row_documents_max=documents_max,
+        )
 
     return note

@@ -12,9 +12,10 @@ from tokenfeed.stream.position import SAMPLE_END, Position
 from tokenfeed.stream.stage import Stage
 
 from ..device.host_transfer import Pair
-from ..device.numpy_batch import IGNORED_TARGET
+from ..device.numpy_batch import BatchAttributes
+from ..device.target_mask import IGNORED_TARGET
 from .batch_reader import BatchReader
-from .cursor import Cursor, OpenRun
+from .cursor import Cursor, Snapshot
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -25,7 +26,7 @@ Array = TypeVar("Array")
 Rich = TypeVar("Rich")
 Item = TypeVar("Item")
 
-Enrich = Callable[[Pair[Array], BatchReader[Array], tuple[int, OpenRun], tuple[int, OpenRun]], Item]
+Enrich = Callable[[Pair[Array], BatchReader[Array], Snapshot, Snapshot], Item]
 """Makes an item of a batch, its reader, and the cursor's value before and behind it."""
 
 
@@ -116,6 +117,7 @@ class Epoch(Generic[Array, Rich]):
         make_plan: Callable[[], EpochPlan],
         open_reader: Callable[[int, int], BatchReader[Array]],
         carry_more: Callable[[], None],
+        plain: Enrich[Array, Pair[Array]],
         enriched: Enrich[Array, Rich],
         is_current: Callable[[BatchReader[Array]], bool],
         *,
@@ -127,8 +129,9 @@ class Epoch(Generic[Array, Rich]):
 
         cursor: returns that of the feed.  make_plan: asks the server for the number of windows.
         open_reader: starts to read, given a first sample and a number of batches.  carry_more: to
-        be called before rich batches are read.  enriched: makes one of a batch.  is_current:
-        whether a reader reads what the feed reads now: `redact` has not changed that meanwhile.
+        be called before rich batches are read.  plain, enriched: make what is yielded, a pair or a
+        rich batch.  is_current: whether a reader reads what the feed reads now: `redact` has not
+        changed that meanwhile.
         state, load: `state_dict` and `load_state_dict` of the feed.  world_size: ranks that share
         the epoch.
         """
@@ -136,6 +139,7 @@ class Epoch(Generic[Array, Rich]):
         self._make_plan = make_plan
         self._open_reader = open_reader
         self._carry_more = carry_more
+        self._plain = plain
         self._enriched = enriched
         self._is_current = is_current
         self._state = state
@@ -149,7 +153,7 @@ class Epoch(Generic[Array, Rich]):
 
     def __iter__(self) -> Iterator[Pair[Array]]:
         """Return an iterator over its batches (x, y).  Raises: as for iterating the feed."""
-        return self._items(lambda batch, reader, before, after: batch)
+        return self._items(self._plain)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the feed. Loaders that store the state of their dataset call this."""
@@ -219,6 +223,8 @@ class Epoch(Generic[Array, Rich]):
                     plan.end_sample if is_last else reader.sample,
                 )
                 delivered = item(batch, reader, before, after)
+                if plan.tail == "pad" and isinstance(delivered, BatchAttributes):
+                    delivered.own_rows = plan.own_rows(first_sample)
                 cursor.commit(after, of_epoch=True)
                 yield delivered
         except GeneratorExit:

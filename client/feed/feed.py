@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.stream.position import SAMPLE_END
 
 from ..device.host_transfer import Pair
+from ..device.loaders import require_no_batch_in_hand
 from ..runtime import arguments
+from ..source.file_target import is_local_target
 from ..source.open_source import open_source
 from ..transport.addresses import Targets
 from .delivery import Delivery
@@ -24,6 +27,7 @@ from .feed_stream import Change, asked_stream
 from .named import named_runs
 from .options import FeedOptions
 from .resume import resumed
+from .row_dataset import RowDataset
 from .state import read_state
 from .stats import FeedPosition, FeedStats, stats_of
 
@@ -74,6 +78,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         )
         self._epoch = epoch
         self._loads = itertools.count()
+        self._given = target, context_length, options
 
     # --- iterating ---
 
@@ -86,7 +91,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
         Raises: InvalidRequest in a worker process of a DataLoader, or in a fork.
         """
-        batch = self._next(None)
+        batch = self._next(self._plain)
         if batch is None:
             raise StopIteration
         return batch
@@ -105,7 +110,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Raises: as for iterating.
         """
         self._carry_more()
-        return iter(self._next_rich, None)
+        return iter(partial(self._next, self._enriched), None)
 
     def skip(self, samples: int) -> None:
         """Skip the next samples, of all ranks together: to jump over a loss spike.
@@ -219,19 +224,30 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """
         raise InvalidRequest(
             "feed",
-            "cannot be sent to another process; create it there. A DataLoader needs num_workers=0",
+            "cannot be pickled, for another process or by from_generator of datasets; create it "
+            "there, or in the generator. A DataLoader needs num_workers=0, or as_dataset()",
         )
 
     # --- position and state ---
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(
+        self, *, before: Mapping[str, Any] | Iterable[Any] | None = None
+    ) -> dict[str, Any]:
         """Return the position after the last delivered batch, what the feed reads, and the history,
         as plain values, for JSON or torch.save.
 
         It is the same on every rank after the same number of batches. Any rank may load it, at any
         batch size and number of ranks. If nothing was read yet, this waits for the description of
-        the corpus.  Raises: TokenfeedError if the corpus cannot be described.
+        the corpus.
+        before: a batch that the weights have not learned yet, as of a step that was interrupted; of
+        several, the first. The state is then that before this batch. Pass it as it came, one of the
+        last 1,024 of this feed: (x, y), x, a dict that holds x, or a batch of `batches`.
+        Raises: InvalidRequest if before is none of them; TokenfeedError if the corpus cannot be
+        described.
         """
+        if before is not None:
+            return self._state_before(before)
+        require_no_batch_in_hand()
         stream = self._stream
         return stream.state_at(stream.cursor.current)
 
@@ -372,14 +388,40 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             ),
             self._open,
             self._carry_more,
-            lambda batch, reader, before, after: self._enriched(
-                batch, reader, self._stream, before, after
-            ),
+            lambda batch, reader, *of: self._plain(batch, reader, self._stream, *of),
+            lambda batch, reader, *of: self._enriched(batch, reader, self._stream, *of),
             lambda reader: reader.request.stream is self._stream.rest,
             state=self.state_dict,
             load=self.load_state_dict,
             world_size=self._request.position.world_size,
         )
+
+    def as_dataset(self) -> RowDataset[Array, Rich]:
+        """Return the rows of an epoch by their index, for frameworks that bring a sampler of their
+        own: item i is sample i of the stream, (x, y) of [T] each, in host memory.
+
+            sampler = DistributedSampler(dataset := feed.as_dataset())
+            for x, y in DataLoader(dataset, 32, sampler=sampler, num_workers=2):
+                ...
+
+        It has a connection of its own in each process, moves nothing of this feed, and needs no
+        ranks: the sampler shares the rows out. It has the redactions of this feed from its first
+        row on. device, start_step, start_sample and num_batches do not matter to it.
+        Raises: InvalidRequest for a mixture or an order without epochs.
+        """
+        self._stream.require_epochs()
+        target, context_length, given = self._given
+        fresh = dict.fromkeys(("group", "start_sample", "num_batches", "redactions"))
+        own = {**given, **fresh, "start_step": 0, "rank": 0, "world_size": 1}
+        if "device" in own:
+            own["device"] = "cpu"
+        if not (isinstance(target, str) or is_local_target(target)):
+            # Each rank begins with another replica.
+            first = self._request.position.rank % len(target)
+            target = [*target[first:], *target[:first]]
+        lists = sorted({each.list_hash.hex() for each in self._stream.stream.redactions})
+        make_feed = partial(_redacted_feed, type(self), target, context_length, own, lists)
+        return RowDataset(make_feed, given["fingerprint"])
 
     # --- internals: how a batch arrives is in delivery.py ---
 
@@ -418,3 +460,22 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             changed.close_unless(self._stream)  # which may be the changed one
             raise
         return changed, begin
+
+
+def _redacted_feed(
+    kind: Callable[..., Feed[Array, Rich, OneEpoch]],
+    target: Targets,
+    context_length: int,
+    options: Mapping[str, Any],
+    lists: Sequence[str],
+    fingerprint: str | None,
+) -> Feed[Array, Rich, OneEpoch]:
+    """Make a feed with redactions that are in force from its first row on. Not a method, so that
+    another process can be told to call it.
+
+    kind: its class.  lists: their hashes.  The others are its arguments.
+    """
+    feed = kind(target, 1, context_length, **{**options, "fingerprint": fingerprint})
+    for each in lists:
+        feed.redact(each, at_sample=0)
+    return feed

@@ -33,7 +33,7 @@ from ..source.datasets import Datasets
 from ..source.plane_selection import PlaneSelection, plane_name
 from ..transport.addresses import Targets
 from .changes import require_ahead, require_same_corpus, with_redaction, with_weights
-from .cursor import Cursor, OpenRun
+from .cursor import Cursor, Snapshot
 from .history import History
 from .mixture.recipe import (
     Definition,
@@ -117,7 +117,7 @@ class FeedStream:
         known: Stream = self._memo["known"]
         return known
 
-    def state_at(self, snapshot: tuple[int, OpenRun]) -> dict[str, Any]:
+    def state_at(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the state of the feed; waits for its corpora if nothing was read yet.
 
         snapshot: the present or an earlier value of `cursor.current`.  Raises: TokenfeedError.

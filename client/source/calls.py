@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tokenfeed.stream.identity import stage_plane_fingerprint
 from tokenfeed.stream.planes import NO_FINGERPRINT
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import Expected, Request
+from tokenfeed.wire.request import AnyRequest, Expected
 
 from .check import corpora_of
 from .plane_selection import PLANES, known_fingerprints, plane_fingerprint
@@ -22,7 +22,7 @@ class StageCall(NamedTuple):
     stream have; those that the call does not request are empty in its rows.
     """
 
-    request: Request
+    request: AnyRequest
     expected: Expected
     planes: tuple[int, ...]
 
@@ -30,7 +30,7 @@ class StageCall(NamedTuple):
 class Calls:
     """The calls of a stream."""
 
-    def __init__(self, request: Request, datasets: Sequence[pb.Dataset]) -> None:
+    def __init__(self, request: AnyRequest, datasets: Sequence[pb.Dataset]) -> None:
         """request: with the planes of the stream.  datasets: of each source."""
         stream = request.stream
         known = stream.known(corpora_of(stream, datasets))
@@ -52,7 +52,7 @@ class Calls:
         request = replace(part, planes=tuple(kind for kind, _ in planes))
         return StageCall(request, expected, self.request.planes)
 
-    def _plane(self, part: Request, kind: int) -> bytes:
+    def _plane(self, part: AnyRequest, kind: int) -> bytes:
         """Return the fingerprint of a plane of a stage; b"" if its rows do not have it."""
         follows = PLANES[kind].follows
         if follows is not None:

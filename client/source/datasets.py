@@ -16,7 +16,7 @@ from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.stage import Redactions
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import Request
+from tokenfeed.wire.request import AnyRequest, Request
 
 from ..device.row_source import RowSource
 from ..runtime.counters import Counters
@@ -95,7 +95,9 @@ class Datasets(ABC):
         """
 
     @abstractmethod
-    def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> RowSource:
+    def open_rows(
+        self, request: AnyRequest, *, prefetch_bytes: int, counters: Counters
+    ) -> RowSource:
         """Return the rows of a request. Nothing is received before `start` of the result.
 
         request: over a known stream.  prefetch_bytes: limit of the host memory for prefetched rows.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tokenfeed._links import require_package
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.stage import Redactions
-from tokenfeed.wire.request import Request
+from tokenfeed.wire.request import AnyRequest, Request
 
 from ..runtime.awaited_task import AwaitedTask
 from ..runtime.counters import Counters
@@ -82,7 +82,9 @@ class Files(Datasets):
         """Return what tells where rows come from; opens the files first, like `await_described`."""
         return self._await_opened().provenance
 
-    def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> FileRows:
+    def open_rows(
+        self, request: AnyRequest, *, prefetch_bytes: int, counters: Counters
+    ) -> FileRows:
         """Return the rows of a stream, which reads nothing before `start`; prefetch_bytes of 0
         means without a thread.
         """
@@ -102,7 +104,7 @@ class Files(Datasets):
             _LOG.warning("a read has not ended yet, and its rows are not needed any more")
 
     def _files_of(
-        self, request: Request, is_over: Callable[[], bool]
+        self, request: AnyRequest, is_over: Callable[[], bool]
     ) -> tuple[LocalDatasets, Calls]:
         """Return what reads the rows of a request.  Raises: like `_await_opened`."""
         opened = self._await_opened(is_over)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import redacted_runs
-from tokenfeed.wire.request import Request
+from tokenfeed.wire.request import AnyRequest
 from tokenfeed.wire.row_block import Plane, RowBlock
 
+OwnRequest = TypeVar("OwnRequest", bound=AnyRequest)
 LossMask = Literal["apply", "ignore"]
 LOSS_MASKS: tuple[str, ...] = get_args(LossMask)
 
@@ -67,7 +68,7 @@ class PlaneSelection:
                 found.append(kind)
         return tuple(found)
 
-    def request(self, request: Request, datasets: Sequence[pb.Dataset]) -> Request:
+    def request(self, request: OwnRequest, datasets: Sequence[pb.Dataset]) -> OwnRequest:
         """Return the request of a stream of these datasets, with its planes. All calls of a stream
         with redactions request where they are, also those in which none is in force yet.
         """

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tokenfeed.errors import BadFrame, TokenfeedError, Unreachable
 from tokenfeed.wire import frame, redacted_runs
-from tokenfeed.wire.request import Hints, Request, to_message
+from tokenfeed.wire.request import AnyRequest, Hints, RowsRequest, to_message
 
 from ..runtime.counters import Counters
 from ..runtime.threads import without_traceback
@@ -43,19 +43,21 @@ FIRST_PREFETCH_BYTES = 1 << 19
 class _OpenCall(NamedTuple):
     """A call that is read, or requested ahead.
 
-    frames: what they have in common.  end_row: the rank's row after its last one.  planes: kinds
-    that its rows get.  may_lack: whether rows may lack a plane.
+    frames: what they have in common.  base_row: the row of the stream from which its frames count.
+    end_row: the row after its last one.  planes: kinds that its rows get.  may_lack: whether rows
+    may lack a plane.
     """
 
     messages: Call
     frames: frame.Frames
+    base_row: int
     end_row: int
     planes: tuple[int, ...]
     may_lack: bool
 
 
 Connect = Callable[
-    [Replica, Request, float, set[DescribeCall]], AbstractContextManager[tuple[Channel, Calls]]
+    [Replica, AnyRequest, float, set[DescribeCall]], AbstractContextManager[tuple[Channel, Calls]]
 ]
 """Lends the connection to a server, with the calls for a request: `Servers.connected`."""
 
@@ -68,7 +70,7 @@ class RowStream(BackgroundRows):
     def __init__(
         self,
         servers: Datasets,
-        request: Request,
+        request: AnyRequest,
         *,
         connect: Connect,
         failover: Callable[[Callable[[], float | None]], Failover],
@@ -193,7 +195,7 @@ class RowStream(BackgroundRows):
                 return
             call = self._calls[0]
             for message in call.messages:
-                rows = frame.decode(message).rows(call.frames, self._received_row)
+                rows = frame.decode(message).rows(call.frames, self._received_row - call.base_row)
                 if call.planes:
                     require_valid(rows, may_lack=call.may_lack)
                     rows = redacted_runs.with_runs(rows.with_planes(call.planes))
@@ -228,19 +230,16 @@ class RowStream(BackgroundRows):
             end_row = (batch + batches) * self._batch_rows
             part, expected, planes = calls.part(self._requested_row, end_row)
             frames = frame.Frames(
-                part.stream.row_tokens,
-                self._request.position,
-                expected.identity,
-                dict(expected.planes),
+                part.stream.row_tokens, part.position, expected.identity, dict(expected.planes)
             )
+            base_row = self._requested_row - part.first_row
             self._requested_row += part.row_count
             message = to_message(part, expected, self._hints())
             if not self._calls:
                 self._progress_at = time.monotonic()
             may_lack = len(part.stream.sources) > 1
-            self._calls.append(
-                _OpenCall(channel.get_batch(message), frames, self._requested_row, planes, may_lack)
-            )
+            sent, end_row = channel.get_batch(message), self._requested_row
+            self._calls.append(_OpenCall(sent, frames, base_row, end_row, planes, may_lack))
             if self._closed:
                 # The supervisor may have checked just before.
                 self.cancel()
@@ -252,6 +251,8 @@ class RowStream(BackgroundRows):
 
     def _say_goodbye(self, channel: Channel, calls: Calls) -> None:
         """Tell a server that the trainer has all rows that it wants."""
+        if isinstance(self._request, RowsRequest):
+            return  # which no server lists
         hints = self._hints()
         if hints.is_tool or not self._received_row:
             return

@@ -24,7 +24,7 @@ from tokenfeed.errors import (
 )
 from tokenfeed.stream.stage import Redactions
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire.request import Hints, Request
+from tokenfeed.wire.request import AnyRequest, Hints, Request
 
 from ..runtime.awaited_task import AwaitedTask
 from ..runtime.counters import Counters
@@ -104,7 +104,7 @@ class Servers(Datasets):
     def connected(
         self,
         replica: Replica,
-        request: Request,
+        request: AnyRequest,
         timeout_seconds: float,
         open_calls: set[DescribeCall],
     ) -> Iterator[tuple[Channel, Calls]]:
@@ -215,7 +215,9 @@ class Servers(Datasets):
         super().read_documents()
         self._accepted = _Accepted()
 
-    def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> RowStream:
+    def open_rows(
+        self, request: AnyRequest, *, prefetch_bytes: int, counters: Counters
+    ) -> RowStream:
         """Return the rows of a stream, which does not receive before `start`."""
         return RowStream(
             self,

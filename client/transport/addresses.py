@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from os import PathLike
 
 from tokenfeed.errors import InvalidRequest
 
@@ -15,13 +16,19 @@ Targets = str | Sequence[str]
 
 _CURE = "write HOST:PORT, or file:PATH for local files"
 
+_STORES = ("s3", "s3a", "s3n", "gs", "gcs", "az", "abfs", "abfss", "oci", "r2", "b2", "swift")
+_DOWNLOAD = "is not read over the network: download it"
+
 
 def each_target(targets: Targets) -> list[str]:
     """Return one or several targets as a list.  Raises: InvalidRequest if it is neither."""
     try:
         return [targets] if isinstance(targets, str) else list(targets)
     except TypeError:
-        raise InvalidRequest("target", f"{targets!r} is not an address; {_CURE}") from None
+        problem = f"{targets!r} is not an address"
+        if isinstance(targets, PathLike):
+            raise InvalidRequest("target", f"{problem}; write 'file:{targets}'") from None
+        raise InvalidRequest("target", f"{problem}; {_CURE}") from None
 
 
 def require_address(target: str) -> None:
@@ -35,7 +42,11 @@ def require_address(target: str) -> None:
         if len(target) == len(UNIX):
             raise InvalidRequest("target", f"{target!r} names no path; write unix:PATH")
         return
-    host, _, port = target.removeprefix(DNS).rpartition(":")
+    address = target.removeprefix(DNS)
+    is_path = target.startswith(("/", "./", "../", "~")) or ":" not in target
+    if address == target and (is_path or "://" in target):
+        raise InvalidRequest("target", f"{target!r} {_cure_of(target)}")
+    host, _, port = address.rpartition(":")
     for kind in ("ipv4:", "ipv6:"):
         host = host.removeprefix(kind)
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
@@ -43,6 +54,26 @@ def require_address(target: str) -> None:
         raise InvalidRequest("target", f"{target!r} is not an address; {_CURE}")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise InvalidRequest("target", f"{target!r} has no port in [1, 65535]; {_CURE}")
+
+
+def _cure_of(target: str) -> str:
+    """Return what is wrong with a URL or a path, and what to write instead."""
+    scheme, _, rest = target.rpartition("://")
+    place = rest.partition("/")[0]
+    if not scheme:
+        return f"is not an address; write HOST:PORT, or file:{target} for local files"
+    if scheme == "hf":
+        ingest = "run tokenfeed ingest on it if it is text, and write file:PATH"
+        return f"{_DOWNLOAD} (hf download), {ingest}"
+    if scheme in _STORES:
+        return f"{_DOWNLOAD} and write file:PATH, or serve it there and write HOST:PORT"
+    if scheme == "file":
+        return f"names files among servers; write file:{rest}"
+    if scheme in ("http", "https") and ":" not in place:
+        return f"{_DOWNLOAD} and write file:PATH; of a server write HOST:PORT"
+    tls = ", and pass credentials=Credentials(tls_ca=...)" if scheme in ("https", "grpcs") else ""
+    address = place if ":" in place else "HOST:PORT"
+    return f"has a scheme, and an address has none; write {address}{tls}"
 
 
 def host_and_port(target: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -70,8 +70,12 @@ _GENERATION = "tokenfeed.generation"
 """gRPC ignores this option, but only channels with equal options share a connection."""
 
 
+if TYPE_CHECKING:
+    _Rows = grpc.UnaryStreamMultiCallable[bytes, bytes]
+
+
 class Call(Protocol):
-    """An open GetBatch call: an iterator of encoded frames."""
+    """An open call of rows: an iterator of encoded frames."""
 
     def __iter__(self) -> Iterator[bytes]:
         """Return the frames as they arrive.  Raises: grpc.RpcError while iterating."""
@@ -160,23 +164,31 @@ class Channel:
         self.target = target
         self._credentials = credentials
         self._authority = authority
-        options: list[tuple[str, Any]] = [*_OPTIONS, (_GENERATION, generation)]
+        # In a fork, gRPC would find the parent's connection again.
+        own = (_GENERATION, f"{os.getpid()}.{generation}")
+        options: list[tuple[str, Any]] = [*_OPTIONS, own]
         if authority is not None:
             options += [
                 ("grpc.ssl_target_name_override", authority),
                 ("grpc.default_authority", authority),
             ]
         self._channel = _open(target, credentials, options)
-        self._get_batch: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
-            f"/{_SERVICE}/GetBatch"
-        )
+        open_rows = self._channel.unary_stream
+        self._get_batch: _Rows = open_rows(f"/{_SERVICE}/GetBatch")
+        self._get_rows: _Rows = open_rows(f"/{_SERVICE}/GetRows")
 
-    def get_batch(self, request: pb.GetBatchRequest, timeout_seconds: float | None = None) -> Call:
-        """Send a request and return the call: an iterator of encoded frames.
+    def get_batch(
+        self,
+        request: pb.GetBatchRequest | pb.GetRowsRequest,
+        timeout_seconds: float | None = None,
+    ) -> Call:
+        """Send a request of batches, or of single rows, and return the call: an iterator of encoded
+        frames.
 
         timeout_seconds: when the call ends by itself; None: never.
         """
-        return self._get_batch(
+        is_list = isinstance(request, pb.GetRowsRequest)
+        return (self._get_rows if is_list else self._get_batch)(
             request.SerializeToString(),
             timeout=timeout_seconds,
             metadata=self._credentials.metadata(self.target),

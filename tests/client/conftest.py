@@ -18,7 +18,7 @@ from tokenfeed.stream.stage import Corpus
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import CONTRACT_REVISION, Request, from_message
+from tokenfeed.wire.request import CONTRACT_REVISION, Request, from_message, from_rows_message
 from tokenfeed.wire.row_block import RowBlock
 
 FINGERPRINT = bytes(range(32))
@@ -32,14 +32,14 @@ def wanted(
     return Request(stream, Position(0, batch_size), num_batches=num_batches)
 
 
-Script = Callable[[pb.GetBatchRequest, grpc.ServicerContext], Iterator[bytes]]
+Message = pb.GetBatchRequest | pb.GetRowsRequest
+Script = Callable[[Message, grpc.ServicerContext], Iterator[bytes]]
 
 
-def honest_frames(
-    request: pb.GetBatchRequest, rows_per_frame: int = 3
-) -> Iterator[tuple[int, bytes]]:
+def honest_frames(request: Message, rows_per_frame: int = 3) -> Iterator[tuple[int, bytes]]:
     """What an honest server answers, as (row count, frame); a row begins with its sample."""
-    asked, _ = from_message(request)
+    is_list = isinstance(request, pb.GetRowsRequest)
+    asked, _ = from_rows_message(request) if is_list else from_message(request)
     known = asked.stream.known({0: Corpus(FINGERPRINT)})
     row, row_tokens = asked.first_row, known.row_tokens
     frames = frame.Frames(
@@ -54,7 +54,7 @@ def honest_frames(
         row += count
 
 
-def honest(request: pb.GetBatchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+def honest(request: Message, context: grpc.ServicerContext) -> Iterator[bytes]:
     """Answer as asked."""
     for _, message in honest_frames(request):
         yield message
@@ -65,7 +65,7 @@ class ScriptedServer:
     """Plays one script a call, in turn, then is honest. Remembers what it was asked."""
 
     scripts: list[Script] = field(default_factory=list)
-    requests: list[pb.GetBatchRequest] = field(default_factory=list)
+    requests: list[Message] = field(default_factory=list)
     peers: list[str] = field(default_factory=list)
     described: int = 0
     fingerprint: bytes = FINGERPRINT
@@ -78,7 +78,12 @@ class ScriptedServer:
     address: str = ""
 
     def get_batch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        request = pb.GetBatchRequest.FromString(message)
+        return self._play(pb.GetBatchRequest.FromString(message), context)
+
+    def get_rows(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        return self._play(pb.GetRowsRequest.FromString(message), context)
+
+    def _play(self, request: Message, context: grpc.ServicerContext) -> Iterator[bytes]:
         self.requests.append(request)
         self.peers.append(context.peer())
         script = self.scripts.pop(0) if self.scripts else honest
@@ -113,6 +118,7 @@ def start_server(address: str = "127.0.0.1:0") -> tuple[ScriptedServer, grpc.Ser
     script = ScriptedServer()
     handlers = {
         "GetBatch": grpc.unary_stream_rpc_method_handler(script.get_batch),
+        "GetRows": grpc.unary_stream_rpc_method_handler(script.get_rows),
         "Describe": grpc.unary_unary_rpc_method_handler(script.describe),
     }
     server = grpc.server(ThreadPoolExecutor(8), options=(("grpc.so_reuseport", 0),))

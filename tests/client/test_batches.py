@@ -5,20 +5,23 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
 
 from client import RemoteBatches
-from tests.client.conftest import ScriptedServer
+from tests.client.conftest import Message, ScriptedServer, honest
 from tests.client.device.simulated_device import Device
 from tests.conftest import Serve, WriteTokens
 from tests.support.waiting import eventually
 from tokenfeed.client.device.numpy_batch import Note
 from tokenfeed.client.device.transfer import DirectTransfer, PinnedTransfer
 from tokenfeed.errors import InvalidRequest, NotFound, SamplesExhausted, TokenfeedError
+from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 
 def first_tokens(x: torch.Tensor) -> list[int]:
@@ -73,6 +76,26 @@ def test_a_start_step_is_that_many_batches_of_all_ranks(
         found = [first_tokens(x) for x, _ in feed]
 
     assert found == [[33, 34, 35], [39, 40, 41]]
+
+
+def test_rows_that_are_missing_when_a_call_breaks_are_asked_for_and_no_others(
+    scripted: ScriptedServer,
+) -> None:
+    """Of a list that a sampler made."""
+
+    def breaks(request: Message, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield next(honest(request, context))
+        context.abort(grpc.StatusCode.UNAVAILABLE, "away")
+
+    scripted.windows_per_epoch, scripted.scripts = 100, [breaks, breaks]
+    samples = [7, 7, 93, 0, 12, 50, 3, 99, 98]
+    with RemoteBatches(scripted.address, 1, 5, rank=0, world_size=1) as feed:
+        found = [int(x[0]) for x, _ in feed.as_dataset().__getitems__(samples)]
+
+    assert found == samples
+    asked = [list(each.samples) for each in scripted.requests if type(each) is pb.GetRowsRequest]
+    assert asked == [samples, samples[3:], samples[6:]]
+    assert scripted.requests[0].client_name
 
 
 def test_no_batches_is_an_empty_loop(scripted: ScriptedServer) -> None:

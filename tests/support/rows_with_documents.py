@@ -37,8 +37,8 @@ def batch_with_documents(tokens: npt.NDArray[Any], starts: Sequence[Sequence[int
     """A batch, made of such rows as they come from a server."""
     rows = torch.from_numpy(tokens.astype(np.int64))
     return RichBatch(
-        rows[:, :-1],
-        rows[:, 1:],
+        rows[:, :-1].contiguous(),
+        rows[:, 1:].contiguous(),
         HostPart.of(rows_with_documents(tokens, starts)),
         samples=lambda: np.arange(len(tokens)),
         sources=lambda: np.zeros(len(tokens), np.int16),

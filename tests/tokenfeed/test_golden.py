@@ -39,7 +39,6 @@ from tokenfeed.wire.request import (
     from_message,
     from_rows_message,
     to_message,
-    to_rows_message,
 )
 from tokenfeed.wire.row_block import Plane, RowBlock
 
@@ -397,7 +396,7 @@ def test_a_request_has_its_published_bytes(case: dict[str, Any]) -> None:
 
 def sent_again(message: Message) -> Message:
     if isinstance(message, pb.GetRowsRequest):
-        return to_rows_message(*from_rows_message(message))
+        return to_message(*from_rows_message(message))
     assert isinstance(message, pb.GetBatchRequest)
     return to_message(*from_message(message))
 

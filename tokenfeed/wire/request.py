@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -176,11 +176,21 @@ class RowsRequest:
         return self.position.batch_size
 
     row_count = end_row
+    end_batch = 1
+    """All rows are one batch."""
 
     @property
     def is_endless(self) -> bool:
         """Whether only 2^63 ends it."""
         return False
+
+    def part(self, first_row: int, end_row: int) -> RowsRequest:
+        """Return the request for the rows [first_row, end_row), which have the stage and redactions
+        of the first one. Rows of the result are counted from first_row on.
+        """
+        stream, _ = self.stream.at(self.position.sample_of(first_row))
+        samples = SampleList(self.position.samples(first_row, end_row - first_row))
+        return replace(self, stream=stream, position=samples)
 
 
 AnyRequest: TypeAlias = Request | RowsRequest
@@ -252,8 +262,33 @@ class Hints(NamedTuple):
 NO_HINTS = Hints()
 
 
-def to_message(request: Request, expected: Expected, hints: Hints = NO_HINTS) -> pb.GetBatchRequest:
-    """Return a request of one stage as a message of the contract."""
+@overload
+def to_message(
+    request: Request, expected: Expected, hints: Hints = NO_HINTS
+) -> pb.GetBatchRequest: ...
+
+
+@overload
+def to_message(
+    request: RowsRequest, expected: Expected, hints: Hints = NO_HINTS
+) -> pb.GetRowsRequest: ...
+
+
+def to_message(
+    request: AnyRequest, expected: Expected, hints: Hints = NO_HINTS
+) -> pb.GetBatchRequest | pb.GetRowsRequest:
+    """Return a request of one stage as a message of the contract. Of single rows it has only the
+    name of the client as a hint.
+    """
+    if isinstance(request, RowsRequest):
+        return pb.GetRowsRequest(
+            stream=stream_message(request.stream, expected.digests),
+            samples=request.position.values.tolist(),
+            planes=_plane_messages(request.planes, expected),
+            declined_planes=request.declined_planes,
+            expected_identity=expected.identity,
+            client_name=hints.client_name,
+        )
     position = request.position
     return pb.GetBatchRequest(
         stream=stream_message(request.stream, expected.digests),
@@ -268,17 +303,6 @@ def to_message(request: Request, expected: Expected, hints: Hints = NO_HINTS) ->
         declined_planes=request.declined_planes,
         expected_identity=expected.identity,
         **hints._asdict(),
-    )
-
-
-def to_rows_message(request: RowsRequest, expected: Expected) -> pb.GetRowsRequest:
-    """Return a request of some rows as a message of the contract."""
-    return pb.GetRowsRequest(
-        stream=stream_message(request.stream, expected.digests),
-        samples=request.position.values.tolist(),
-        planes=_plane_messages(request.planes, expected),
-        declined_planes=request.declined_planes,
-        expected_identity=expected.identity,
     )
 
 

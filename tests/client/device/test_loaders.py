@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,6 +54,52 @@ def test_a_worker_of_such_a_dataloader_says_the_same() -> None:
         # torch hands it over from the worker as text.
         with pytest.raises((RuntimeError, InvalidRequest), match=r"batch_size: .* has to be None"):
             next(iter(DataLoader(feed, num_workers=1)))
+
+
+def of_module(name: str, source: str) -> Any:
+    """What a module of a framework that is not installed here defines last."""
+    module: dict[str, Any] = {"__name__": name}
+    exec(source, module)
+    return [*module.values()][-1]
+
+
+@pytest.mark.parametrize(
+    "collator",
+    [
+        of_module("transformers.data.data_collator", "def default_data_collator(rows): pass"),
+        of_module(
+            "transformers.trainer_utils", "class Collator:\n def __call__(self, rows): pass"
+        )(),
+    ],
+)
+@pytest.mark.parametrize("data", [the_feed, an_epoch])
+def test_a_trainer_of_transformers_that_would_take_batches_for_rows_is_refused(
+    data: Data, collator: Any
+) -> None:
+    """train_dataset=feed; it would fail in the collator, or train on 8 times the batch."""
+    with RemoteBatches("localhost:1", 2, 4, order="shuffled") as feed:
+        loader = DataLoader(data(feed), batch_size=8, collate_fn=collator)
+        with pytest.raises(InvalidRequest, match=r"^train_dataset: .* get_train_dataloader"):
+            next(iter(loader))
+
+
+def test_lightning_gets_no_state_that_is_a_batch_ahead(scripted: ScriptedServer) -> None:
+    """It takes a batch ahead of a loader without a length; an epoch has one."""
+    source = "def states(loaders): return [loader.state_dict() for loader in loaders]"
+    states = of_module("lightning.pytorch.utilities.combined_loader", source)
+    with RemoteBatches(scripted.address, 3, 5, order="shuffled") as feed:
+        next(feed)
+        with pytest.raises(InvalidRequest, match=r"^train_dataloader: has no length, so Lightning"):
+            states([feed])
+
+        assert states([feed.epoch(0)]) == [feed.state_dict()]
+
+
+def test_a_feed_that_is_pickled_says_where_to_make_it() -> None:
+    """As datasets do with what a generator refers to."""
+    with RemoteBatches("localhost:1", 2, 4) as feed:
+        with pytest.raises(InvalidRequest, match=r"^feed: cannot be pickled, for another process"):
+            pickle.dumps(feed)
 
 
 def test_a_dataloader_with_a_function_for_lists_of_batches_is_taken(

@@ -16,6 +16,7 @@ from tokenfeed.client.device.documents import BatchDocuments
 from tokenfeed.client.device.numpy_batch import BatchAttributes, HostPart, NumpyRichBatch
 from tokenfeed.client.device.rich_batch import RichBatch
 from tokenfeed.errors import InvalidRequest
+from tokenfeed.stream.planes import TOKEN_COUNTS
 
 B, T = 3, 8
 STARTS = [[3, 8], [], [1, 5]]
@@ -272,6 +273,66 @@ def test_padding_is_segment_0_and_a_document_of_its_own(kind: Kind) -> None:
     assert batch.cu_seqlens_fixed().tolist() == [0, 3, 8, 16, 17, 21, 22] + [24] * 6
     assert batch.doc_lens()[0].tolist() == [[3, 5, 0, 0], [8, 0, 0, 0], [1, 4, 1, 2]]
     assert batch.max_seqlen == 8
+    assert batch.padding_mask.tolist() == (batch.segment_ids == 0).tolist()
+    assert batch.padding_mask.dtype in (torch.bool, np.bool_)
+
+
+@kinds
+def test_windows_have_no_padding_and_rows_of_pieces_have_it_without_known_documents(
+    kind: Kind,
+) -> None:
+    """A model that routes tokens leaves padding out, whatever is known of documents."""
+    unknown = HostPart.of(
+        rows_with_documents(TOKENS, STARTS, counts=[9, None, 6]), knows_documents=False
+    )
+
+    assert not kind(documents=None).padding_mask.any()
+    assert kind(host=unknown).padding_mask.sum(1).tolist() == [0, 0, 2]
+
+
+@kinds
+def test_the_number_of_targets_is_a_number_of_the_host(kind: Kind) -> None:
+    """A sum of losses becomes a mean by it, and nothing waits for the device."""
+    parts = rows_with_documents(TOKENS, STARTS, split=2, counts=[9, None, 6])
+
+    batch = kind(host=HostPart.of(parts, masks=(TOKEN_COUNTS,)))
+
+    # Of 24 targets two begin documents of row 0, two of row 2, and row 2 has three of padding; row
+    # 1 is a window.
+    assert type(batch.num_valid_targets) is int
+    assert batch.num_valid_targets == 24 - 2 - 2 - 3
+
+
+def test_a_model_of_transformers_gets_its_names() -> None:
+    """labels=y alone would be shifted once more, and the loss would look sane."""
+    batch = as_tensors()
+
+    names = batch.as_kwargs("transformers")
+
+    assert names["input_ids"] is batch.x
+    assert names["labels"] is names["shift_labels"] is batch.y
+    assert names["use_cache"] is False
+    assert names["position_ids"] is batch.positions
+    assert names["cu_seq_lens_q"] is names["cu_seq_lens_k"] is batch.cu_seqlens
+    assert names["max_length_q"] == names["max_length_k"] == 8
+    alone = as_tensors(documents=None).as_kwargs("transformers")
+    assert sorted(alone) == ["input_ids", "labels", "shift_labels", "use_cache"]
+
+
+def test_pieces_of_unknown_documents_are_given_to_no_model() -> None:
+    """In a mixture with a source that does not know its own; they would attend to each other."""
+    parts = rows_with_documents(TOKENS, STARTS, counts=[9, None, 6])
+    batch = as_tensors(host=HostPart.of(parts, knows_documents=False))
+
+    with pytest.raises(InvalidRequest, match=r"^as_kwargs: needs to know where documents begin"):
+        batch.as_kwargs("transformers")
+
+
+@kinds
+def test_names_of_an_unknown_framework_are_refused_with_those_that_are_known(kind: Kind) -> None:
+    """A guess would train on the wrong tokens."""
+    with pytest.raises(InvalidRequest, match=r"^framework: 'keras' is not known, only transform"):
+        kind().as_kwargs("keras")
 
 
 class One(IterableDataset):
@@ -302,12 +363,15 @@ def test_nothing_that_a_batch_computes_waits_for_the_device() -> None:
     warm = as_tensors(device="cuda")
     assert all(form.is_cuda for form in (warm.positions, warm.tokens, warm.cu_seqlens))
     names = ("tokens", "positions", "segment_ids", "cu_seqlens", "loss_mask", "sample", "source")
+    names += ("padding_mask",)
     torch.cuda._sleep(200_000_000)
     event = torch.cuda.Event()
     event.record()
     with no_waits():
         found = [getattr(device, name) for name in names]
         found += [device.cu_seqlens_fixed(), device.cu_seqlens_rows(), device.doc_lens()[0]]
+        assert device.num_valid_targets == B * T
+        assert device.as_kwargs("transformers")["input_ids"] is device.x
         was_done = event.query()
 
     assert not was_done, "the device was still busy"

@@ -25,6 +25,7 @@ from tests.support.targets import (
     targets,
 )
 from tokenfeed.client.device.host_transfer import HostTransfer
+from tokenfeed.client.device.target_mask import target_counts
 from tokenfeed.client.device.transfer import CpuTransfer, DirectTransfer, PinnedTransfer
 from tokenfeed.client.device.widening import WIDE_NUMPY
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED, TOKEN_COUNTS
@@ -143,6 +144,19 @@ def test_targets_that_do_not_count_are_ignored_and_all_others_are_kept(
 
     assert x == rows.tokens[:, :-1].tolist()
     assert y == rows.expected(kinds, kinds)
+
+
+@given(rows=batches(), kinds=st.sampled_from(SUBSETS), masks=st.sampled_from(SUBSETS))
+def test_targets_that_count_are_counted_without_a_look_at_y(
+    rows: Rows, kinds: tuple[int, ...], masks: tuple[int, ...]
+) -> None:
+    """On the host, from the planes: y may be on a device that is busy."""
+    whole = rows.block(kinds)
+
+    counts = target_counts([whole[:1], whole[1:]] if len(whole) > 1 else [whole], masks)
+
+    expected = [sum(y != -100 for y in row) for row in rows.expected(kinds, masks)]
+    assert counts.tolist() == expected
 
 
 @everywhere

@@ -106,6 +106,19 @@ def test_dropped_samples_are_counted_in_the_log(
     assert "epoch drops samples epoch=2 samples=11 batches=" in caplog.text
 
 
+def test_rows_that_fill_the_last_batch_have_no_valid_target(
+    open_feed: OpenFeed,
+) -> None:
+    """Each target of the corpus counts once in a mean over its epoch."""
+    feed = open_feed(batch_size=5)
+
+    batches = list(feed.epoch(0, tail="pad").batches())
+
+    counts = [batch.num_valid_targets for batch in batches]
+    assert counts == [int((batch.y != -100).sum()) for batch in batches]
+    assert sum(counts) == WINDOWS * T < len(batches) * 5 * T
+
+
 def test_an_epoch_smaller_than_a_batch_is_empty_with_a_warning_or_padded(
     open_feed: OpenFeed, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,5 @@
-"""Documents that share a row, in models of transformers: `positions` keeps them apart.
+"""Batches in models of transformers: what `as_kwargs` passes keeps documents apart and shifts no
+target twice, and what goes wrong without it.
 
 transformers is not installed where the tests run, so pytest collects this file only by its name:
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn.functional import cross_entropy
 
 from tests.support.rows_with_documents import batch_with_documents
 from tokenfeed.client.device.rich_batch import RichBatch
@@ -77,19 +79,21 @@ def test_logits_of_a_packed_row_are_those_of_its_documents_alone(
             for row, own in zip(batch.x, lengths, strict=True)
             for document in row.split(own[own > 0].tolist())
         ]
-        together = model(
-            input_ids=batch.x,
-            position_ids=batch.positions,
-            attention_mask=None,
-            use_cache=False,
-        ).logits
-        unmasked = model(input_ids=batch.x, attention_mask=None, use_cache=False).logits
-    expected = torch.cat(alone).view_as(together)
+        together = model(**batch.as_kwargs("transformers"))
+        unmasked = model(input_ids=batch.x, use_cache=False).logits
+        cached = model(input_ids=batch.x, position_ids=batch.positions).logits
+        shifted_twice = model(input_ids=batch.x, labels=batch.y, use_cache=False).loss
+    expected = torch.cat(alone).view_as(together.logits)
 
-    difference = (together - expected).abs().max().item()
+    difference = (together.logits - expected).abs().max().item()
     leak = (unmasked - expected).abs().max().item()
     print(f"\n{family} {attention}: {difference:.1e} with positions, {leak:.2f} without")
 
     assert difference < 1e-5
     # Or the line above would hold for a model that ignores what it has read.
     assert leak > 1e-2
+    assert (cached - expected).abs().max() > 1e-2, "with a cache, positions are no documents"
+    loss = cross_entropy(together.logits.flatten(0, 1), batch.y.flatten())
+    assert together.loss.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert shifted_twice.item() == pytest.approx(loss.item(), rel=0.2), "the loss looks sane"
+    assert shifted_twice.item() != pytest.approx(loss.item(), rel=1e-3)

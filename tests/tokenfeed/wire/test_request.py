@@ -44,7 +44,6 @@ from tokenfeed.wire.request import (
     require_understood,
     require_within,
     to_message,
-    to_rows_message,
 )
 
 HASH = st.sampled_from([b"", bytes(32), bytes(range(32))])
@@ -154,7 +153,7 @@ def test_a_request_of_rows_comes_back_from_its_message_as_it_was(
     """As one of batches."""
     expected = data.draw(expectations(request))
 
-    sent = to_rows_message(request, expected).SerializeToString()
+    sent = to_message(request, expected).SerializeToString()
 
     received, expectation = from_rows_message(pb.GetRowsRequest.FromString(sent))
     assert same(received, request)
@@ -227,7 +226,7 @@ def test_a_request_of_rows_has_the_bytes_that_the_second_implementation_writes(
 
     written = reference.rows_request(asked_of(request, expected), request.position.values.tolist())
 
-    assert to_rows_message(request, expected).SerializeToString() == written
+    assert to_message(request, expected).SerializeToString() == written
 
 
 def test_a_stream_over_one_dataset_is_asked_for_in_few_words() -> None:
