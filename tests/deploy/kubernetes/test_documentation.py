@@ -45,7 +45,7 @@ def test_a_folder_of_ones_own_changes_what_the_page_says(own: list[Manifest]) ->
     taken = serve_parser().parse_args(container["args"])
 
     assert taken.data == [["web=/data/web/train.bin"]]
-    assert taken.vocab_size == 50257
+    assert taken.vocab_size == "50257"
     assert taken.tls_cert == "/secrets/tls/tls.crt"
     assert container["image"] == "registry.your-company.com/tokenfeed-server:0.1.0"
     assert container["resources"]["limits"]["memory"] == "120Gi"
