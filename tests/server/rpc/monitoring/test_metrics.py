@@ -176,7 +176,7 @@ def test_the_process_and_its_build_are_told(serve: Serve, two: list[Path]) -> No
 def test_a_drain_can_be_scraped(serve: Serve, write_tokens: WriteTokens) -> None:
     """The port is open until the server has ended its calls."""
     corpus = write_tokens(np.arange(1 << 22) % 65_000)
-    server = serve("--data", corpus, *SCRAPED, "--drain-seconds", "5")
+    server = serve("--data", corpus, *SCRAPED, "--drain-seconds", "20")
     request = batches(batch_size=32, context_length=2048, num_batches=10**6)
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_stream(GET_BATCH)(request.SerializeToString())
