@@ -260,12 +260,18 @@ class Delivery(ABC, Generic[Array, Rich]):
         return rows, self._datasets.await_described()[0].fingerprint.hex()
 
     def _state_before(self, batch: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
-        """Return the state before a batch that was delivered.  Raises: InvalidRequest."""
+        """Return the state before a batch that was delivered, with the changes of the stream since
+        then.  Raises: InvalidRequest.
+        """
         own = batch.values() if isinstance(batch, Mapping) else batch
         arrays = [batch] if hasattr(batch, "shape") else list(own)
         for x, stream, before in reversed(tuple(self._recent)):
             if (known := x()) is not None and any(known is each for each in arrays):
-                found: dict[str, Any] = stream.state_at(before)
+                # A change keeps the cursor, and is in force from later samples on; a state that was
+                # loaded brings another one.
+                present = self._stream
+                is_changed = present.cursor is stream.cursor
+                found: dict[str, Any] = (present if is_changed else stream).state_at(before)
                 return found
         raise InvalidRequest(
             "before",
