@@ -216,8 +216,8 @@ class Delivery(ABC, Generic[Array, Rich]):
             reader.noted,
             samples=lambda: rows().samples,
             sources=lambda: rows().sources,
-            state_before=partial(stream.state_at, before),
-            state_after=partial(stream.state_at, after),
+            state_before=partial(_state_at, weakref.ref(self), stream, before),
+            state_after=partial(_state_at, weakref.ref(self), stream, after),
         )
 
     def _listed(self, samples: npt.NDArray[np.int64]) -> tuple[Pair[Array], HostPart | None]:
@@ -267,12 +267,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         arrays = [batch] if hasattr(batch, "shape") else list(own)
         for x, stream, before in reversed(tuple(self._recent)):
             if (known := x()) is not None and any(known is each for each in arrays):
-                # A change keeps the cursor, and is in force from later samples on; a state that was
-                # loaded brings another one.
-                present = self._stream
-                is_changed = present.cursor is stream.cursor
-                found: dict[str, Any] = (present if is_changed else stream).state_at(before)
-                return found
+                return _state_at(weakref.ref(self), stream, before)
         raise InvalidRequest(
             "before",
             f"is none of the last {REMEMBERED_BATCHES} batches of this feed; pass one as it came: "
@@ -323,6 +318,22 @@ class Delivery(ABC, Generic[Array, Rich]):
     def _seek(self, sample: int, history: History | None = None) -> None:
         self._cursor.seek(sample, history)
         self._drop_reader()
+
+
+def _state_at(
+    feed: weakref.ref[Delivery[Any, Any]], stream: FeedStream, snapshot: Snapshot
+) -> dict[str, Any]:
+    """Return the state of a feed at an earlier moment, with the changes of its stream since then.
+
+    feed: is weak, since batches outlive their feed.  stream: is what the feed read then.  snapshot:
+    is a value of its cursor.
+    """
+    # A change keeps the cursor, and is in force from later samples on; a state that was loaded
+    # brings another cursor, and what was read before it stays as it was.
+    present = feed()
+    if present is not None and present._stream.cursor is stream.cursor:
+        stream = present._stream
+    return stream.state_at(snapshot)
 
 
 def _no_state() -> NoReturn:

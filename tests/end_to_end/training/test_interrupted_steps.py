@@ -174,8 +174,9 @@ def test_a_state_before_a_batch_has_what_was_read_then(open_feed: Open) -> None:
     assert len(state["history"]) == 1 < len(feed.state_dict()["history"])
 
 
+@pytest.mark.parametrize("rich", [False, True])
 def test_a_state_before_a_batch_has_the_changes_that_were_made_since(
-    serve: Serve, write_tokens: WriteTokens
+    serve: Serve, write_tokens: WriteTokens, rich: bool
 ) -> None:
     """A mixture that changes while a batch is in hand, and a run that resumes before that batch."""
     data = [
@@ -184,14 +185,16 @@ def test_a_state_before_a_batch_has_the_changes_that_were_made_since(
     address = serve("--data", data[0], "--data", data[1]).address
     options: dict[str, Any] = {"mixture": {"a": 1, "b": 1}, "seed": 5, "rank": 0, "world_size": 1}
     with RemoteBatches(address, B, T, **options) as feed:
-        next(feed)
-        in_hand = next(feed)
+        batches = iter(feed.batches() if rich else feed)
+        next(batches)
+        in_hand = next(batches)
         begun = feed.change_mixture({"b": 1}, at_sample=4 * B)
-        state = feed.state_dict(before=in_hand)
+        state = in_hand.state_before if rich else feed.state_dict(before=in_hand)
         rest = received_rows([next(feed) for _ in range(6)]).tolist()
 
     assert begun == 4 * B
     with RemoteBatches(address, B, T, **options) as feed:
         rows = rows_from(feed, state, 7)
-    assert rows == received_rows([in_hand]).tolist() + rest
+    x, y = in_hand
+    assert rows == received_rows([(x, y)]).tolist() + rest
     assert all(token >= 1000 for row in rows[3 * B :] for token in row)
