@@ -59,7 +59,8 @@ class HostPart(NamedTuple):
         if knows_documents:
             documents = BatchDocuments.of_parts(parts, row_documents_max=row_documents_max)
         counts = partial(target_counts, [without_tokens(part, masks) for part in parts], masks)
-        return cls(last_tokens, documents, counts, joined_token_counts(parts))
+        token_counts = joined_token_counts(parts) if documents is None else documents.token_counts
+        return cls(last_tokens, documents, counts, token_counts)
 
 
 Note: TypeAlias = Callable[[Sequence[RowBlock]], HostPart | None]
