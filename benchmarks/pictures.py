@@ -1,6 +1,7 @@
-"""Draws the pictures of the README, from a real run:
+"""Draws the pictures of the README, from real runs:
 
-    python -m benchmarks.pictures        # docs/pictures/resume.svg
+    python -m benchmarks.pictures                                 # docs/pictures/resume.svg
+    python -m benchmarks.delivered | python -m benchmarks.pictures rates     # rates.svg
 
 Four ranks read from two servers, one of which is killed. All stop, and three ranks with larger
 batches go on with a server of their own. The rows are compared with those that the second
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +31,7 @@ import numpy as np
 from tests.support import reference
 from tokenfeed import NumpyBatches, Timeouts
 
-PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "resume.svg"
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
 CONTEXT_LENGTH = 256
 SEED = 1337
@@ -57,7 +59,16 @@ class Delivery:
     rows: np.ndarray
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
+    """Draw one of the two pictures.  words: none, or "rates"."""
+    if words == ["rates"]:
+        printed = sys.stdin.read()
+        (PICTURES / "rates.svg").write_text(drawn_rates(medians(printed)))
+        return
+    draw_resume()
+
+
+def draw_resume() -> None:
     """Run, compare and draw.  Exits with an error if any row differs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -80,9 +91,8 @@ def main() -> None:
     same = [np.array_equal(received.get(sample), expected[sample]) for sample in range(total)]
     if delivered != total or not all(same):
         sys.exit(f"{delivered} rows were delivered, and {sum(same)} of {total} are right")
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(drawn(deliveries, received, expected, answer))
-    print(f"{total} rows, all equal to those of an unbroken run; wrote {PICTURE.name}")
+    (PICTURES / "resume.svg").write_text(drawn(deliveries, received, expected, answer))
+    print(f"{total} rows, all equal to those of an unbroken run; wrote resume.svg")
 
 
 @contextmanager
@@ -235,16 +245,11 @@ def drawn(
         for number, line in enumerate(answer)
     ]
     height = end + 48 + 18 * len(answer)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-            'font-family="system-ui, sans-serif" role="img" aria-label="A run on four ranks whose '
-            'server is killed goes on with three ranks; every row is that of an unbroken run">',
-            box(0, 0, WIDTH, height, BACKGROUND),
-            *parts,
-            "</svg>\n",
-        ]
+    title = (
+        "A run on four ranks whose server is killed goes on with three ranks; every row is that of "
+        "an unbroken run"
     )
+    return svg(height, title, parts)
 
 
 def colour_of(row: np.ndarray) -> str:
@@ -276,5 +281,44 @@ def mark(x: float, top: float, bottom: float, text: str, colour: str) -> list[st
     return [line, label(x + 6, top + 10, text, colour)]
 
 
+def medians(printed: str) -> dict[str, float]:
+    """Return the median rate of each contender in the table that `benchmarks.delivered` prints."""
+    table = printed[printed.index("delivered, ") :].partition("\n\n")[0].splitlines()[2:]
+    rows = (re.split(r"\s{2,}", line.strip()) for line in table)
+    return {name: float(median) for name, median, *_ in rows}
+
+
+def drawn_rates(rates: dict[str, float]) -> str:
+    """Return a bar for each contender as SVG, tokenfeed's in another colour.
+
+    rates: million tokens/s by the contender's title.
+    """
+    bar, left = 22, 330
+    scale = (WIDTH - left - 90) / max(rates.values())
+    parts = [label(left, 20, "million tokens/s, batches of 32 x 2048", INK)]
+    for place, (name, rate) in enumerate(sorted(rates.items(), key=lambda item: -item[1])):
+        top = 32 + place * (bar + 4)
+        is_own = name.startswith("tokenfeed")
+        parts += [
+            label(12, top + 16, name, INK),
+            box(left, top, rate * scale, bar, RANK_COLOURS[0] if is_own else "#b8bec6"),
+            label(left + rate * scale + 8, top + 16, f"{rate:,.0f}", INK),
+        ]
+    return svg(32 + len(rates) * (bar + 4) + 8, "Rates of data loaders", parts)
+
+
+def svg(height: float, title: str, parts: Sequence[str]) -> str:
+    """Return a picture of WIDTH by height.  title: what it shows, for who cannot see it."""
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            f'font-family="system-ui, sans-serif" role="img" aria-label="{title}">',
+            box(0, 0, WIDTH, height, BACKGROUND),
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
