@@ -1,12 +1,15 @@
-"""The code of the README, run as it stands there: only addresses, the device and an endless loop
-are those of a test.
+"""The code of the README and of the quickstart, run as it stands there: only addresses, the device
+and an endless loop are those of a test.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,10 @@ from tests.conftest import ROOT, Serve, WriteTokens
 
 README = (ROOT / "README.md").read_text()
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+QUICKSTART = (
+    (ROOT / "docs" / "start.md").read_text().partition("## Quickstart\n")[2].partition("\n## ")[0]
+)
+STEPS = re.findall(r"```sh\n(.*?)```", QUICKSTART, re.DOTALL)
 DOCUMENT_END = 0
 
 
@@ -78,3 +85,59 @@ def test_the_code_of_the_readme_runs(servers: dict[str, str], tmp_path: Path) ->
     finally:
         for names in (pretraining, tuning, mixture):
             names["feed"].close()
+
+
+def shell(script: str, folder: Path) -> str:
+    """Run a script in a folder where the package is installed, and return what it prints."""
+    tokenfeed = f'tokenfeed() {{ "{sys.executable}" -m tokenfeed "$@"; }}'
+    python = f'python() {{ "{sys.executable}" "$@"; }}'
+    done = subprocess.run(
+        ["bash", "-ec", f"{tokenfeed}\n{python}\n{script}"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def without(step: str, *beginnings: str) -> str:
+    """Return the lines of a step, but those that begin so."""
+    return "\n".join(line for line in step.splitlines() if not line.startswith(beginnings))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_quickstart_runs_step_by_step(serve: Serve, tmp_path: Path) -> None:
+    """Who follows it must not have to think."""
+    for name in ("examples", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    install, inspect, look, train, own_text = STEPS
+    environment = ("python3 -m venv", ". .venv", "pip install")
+
+    printed = shell(f"{without(install, *environment).strip()} --seconds 0.5", tmp_path)
+    assert re.search(r"made quickstart-data/train.bin: [\d,]+ tokens from \d+ pages", printed)
+    assert re.search(r"tokenfeed \S+ listening on 127.0.0.1:\d+", printed)
+    assert re.search(r"\d+ million tokens/s", printed)
+    x, y = re.search(r"x\[0\]: \[(.*)\] ...\ny\[0\]: \[(.*)\] ...", printed).groups()
+    assert x.split(", ")[1:] == y.split(", ")[:-1]
+
+    assert "uint16" in shell(without(inspect, "tokenfeed serve"), tmp_path)
+    data = re.search(r"tokenfeed serve --data (\S+) --port 50051", inspect)[1]
+    address = serve("--data", tmp_path / data).address
+
+    found = shell(without(look, *environment).replace("localhost:50051", address), tmp_path)
+    assert "sample 0:" in found
+
+    trained = shell(train.replace("localhost:50051", address), tmp_path)
+    assert re.findall(r"begins at sample (\d+)", trained) == ["0", "160"]
+    assert re.findall(r"ends at sample (\d+)", trained) == ["160", "320"]
+
+    ingested = without(own_text, "tokenfeed serve")
+    shell(ingested, tmp_path)
+    corpus = re.search(r"tokenfeed serve --data (\S+) --port 50052", own_text)[1]
+    own = serve("--data", tmp_path / corpus).address
+    assert "sample 0:" in shell(f"tokenfeed show {own} --tokenizer bytes", tmp_path)
