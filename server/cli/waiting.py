@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from ipaddress import ip_address
 from typing import NamedTuple
 
 from tokenfeed.errors import (
@@ -75,10 +74,15 @@ def wait_for_servers(
     list_hash: of what was erased.
     Raises: Unreachable if some have not taken the files up after these seconds; then it logs why.
     """
+    from tokenfeed.client.transport.addresses import DNS, is_local
     from tokenfeed.client.transport.resolver import TargetResolver
 
     began = time.monotonic()
-    names = {each: TargetResolver(_with_all_addresses(each)) for each in servers}
+    # Every address of this machine is the same server.
+    names = {
+        each: TargetResolver(each if is_local(each) else DNS + each.removeprefix(DNS))
+        for each in servers
+    }
     known: dict[_Replica, str] = {}  # and why it has not taken them up; "" if it has
     while True:
         problems: dict[str, str] = {}
@@ -105,19 +109,6 @@ def wait_for_servers(
             problem = f"not taken up after {seconds:g} s by {listed(list(problems))}"
             raise Unreachable("--wait", f"{problem}; {_AGAIN}")
         time.sleep(_PAUSE_SECONDS)
-
-
-def _with_all_addresses(server: str) -> str:
-    """Return a target whose addresses are all asked, if it is a name and not this machine."""
-    from tokenfeed.client.transport.addresses import DNS, UNIX, host_and_port
-
-    if server.startswith((DNS, UNIX)) or (host := host_and_port(server)[0]) == "localhost":
-        return server
-    try:
-        ip_address(host)
-    except ValueError:
-        return DNS + server
-    return server
 
 
 def _until(end: float) -> float:
