@@ -93,7 +93,7 @@ def test_small_files_are_read_whole_and_written_whole(folder: Path) -> None:
         DOOR.content(path, 2)
     with pytest.raises(OSError, match="symbolic links"):
         DOOR.content(str(folder / "to-a"), 100)
-    small_files.replace_file(path, b"three", like=str(folder / "a.bin"))
+    small_files.replace_file(path, b"three", like=[str(folder / "a.bin")])
     assert DOOR.content(path, 5) == b"three"
 
 
