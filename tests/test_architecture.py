@@ -96,6 +96,9 @@ REACHES: dict[str, set[str]] = {
     "client.feed": CONTRACT | {"tomli"},
     "client.feed.feed": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.adapters": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
+    "client.adapters.lightning": CONTRACT
+    | {"google_crc32c", "grpc", "tomli", "torch", "lightning"},
+    "client.adapters.litgpt": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch", "litgpt"},
     "client.batches": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.batches.arrays": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.feed.mixture": CONTRACT | {"tomli"},
