@@ -124,7 +124,7 @@ class Door(Protocol):
         """
 
 
-MODULES = {"": ".local.door"}
+MODULES = {"": ".local.door"} | dict.fromkeys(("s3", "gs", "az", "https"), ".objects.door")
 """Scheme -> the module whose DOOR is the door of its paths; imported once one is used."""
 DOORS: dict[str, Door] = {}
 """Those that are in use, by scheme; '' is that of this machine."""
