@@ -72,8 +72,9 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         action="append",
         required=True,
         metavar=("[NAME=]PATH", "PATH"),
-        help="a dataset: token files, a glob, or a folder, also one that tokenfeed ingest made; or "
-        "text, with --tokenizer; may be given several times",
+        help="a dataset: token files, a glob, or a folder, also one that tokenfeed ingest made, of "
+        "this machine or of an object store (s3://BUCKET/KEY); or text, with --tokenizer; may be "
+        "given several times",
     )
     add_options(group, FORMAT, DTYPE, ROW_TOKENS, READ, *PLANE_OPTIONS, REDACTIONS, by_name=True)
     add_options(group, IMMUTABLE, MIXED_SPLITS, VOCAB_SIZE)

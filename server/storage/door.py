@@ -131,7 +131,7 @@ class Door(Protocol):
 
 ERASED_ATTRIBUTE = "user.tokenfeed.erased"
 """The name of what `Door.erased` returns, on file systems of this machine."""
-MODULES = {"": ".local.door"}
+MODULES = {"": ".local.door"} | dict.fromkeys(("s3", "gs", "az", "https"), ".objects.door")
 """Scheme -> the module whose DOOR is the door of its paths; imported once one is used."""
 DOORS: dict[str, Door] = {}
 """Those that are in use, by scheme; '' is that of this machine."""
