@@ -1387,7 +1387,7 @@ def _golden_requests() -> Iterator[dict[str, Any]]:
         (EXAMPLE_REQUESTS[0][0], nothing),
         (full, [2**63 - 1, 2**62 + 1, 2**63 - 1]),
         (Asked(0, [AskedSource(0, "", "blocks-1", 7)], AskedStage(2048)), AskedBatches(1)),
-        (Asked(0, [AskedSource(3, "b", "blocks-1", 7, group_blocks=64)], AskedStage(2)), [5, 0]),
+        (Asked(0, [AskedSource(0, "b", "blocks-1", 7, group_blocks=64)], AskedStage(2)), [5, 0]),
     ):
         is_rows = isinstance(of_call, list)
         found = rows_request(asked, of_call) if is_rows else batch_request(asked, of_call)

@@ -395,7 +395,11 @@ def test_a_request_has_its_published_bytes(case: dict[str, Any]) -> None:
     # What is sent again says more, but means the same.
     again = sent_again(message)
     assert sent_again(again) == again
-    assert len(again.SerializeToString()) - len(content) in (0, len(b"\x38\x01"))
+    assert len(again.SerializeToString()) - len(content) in (
+        0,
+        len(b"\x38\x01"),  # world_size
+        len(b"\x38\x01" + b"\x38\x80\x08"),  # and the default of group_blocks
+    )
 
 
 def sent_again(message: Message) -> Message:
@@ -412,6 +416,8 @@ def plain(message: Message) -> dict[str, Any]:
         if field.number >= 100 or (field.has_presence and not message.HasField(field.name)):
             continue
         value = getattr(message, field.name)
+        if field.name == "group_blocks" and not value:
+            continue  # the vectors of other orders are older than this field
         if isinstance(value, Message):
             found[field.name] = plain(value)
         elif isinstance(value, bytes):
