@@ -85,7 +85,7 @@ class SharedOptions(TypedDict, total=False):
             _order,
             'is "shuffled" or "sequential" (each window once per epoch, one epoch after another), '
             '"random" (any window, with replacement), or "blocks" (each window once per epoch, '
-            "shuffled within groups of blocks: for files that are slow to read row by row; the "
+            "shuffled within groups of blocks, so that few parts of the files are in use; the "
             "context length has to be a power of two). Over documents, which have to be known: "
             '"packed" (rows of whole pieces of documents, each once per epoch) or "padded" (one '
             "piece a row). Their y is -100 at padding and where the next piece begins.",

@@ -2,10 +2,9 @@
 
 A block is 2^19 consecutive tokens of a file. An epoch permutes all blocks, cuts them into groups of
 about equal size, and permutes the windows of each group. So whoever reads in this order needs one
-group at a time, and reads whole blocks: the order for corpora that are slow to read row by row. The
-rests of files, each less than a block, come last in an epoch, in chunks of a group's size. Which
-group a block is in does not depend on the context length. Released: the windows that it returns
-never change.
+group at a time, and can read whole blocks. The rests of files, each less than a block, come last in
+an epoch, in chunks of a group's size. Which group a block is in does not depend on the context
+length. Released: the windows that it returns never change.
 """
 
 from __future__ import annotations
