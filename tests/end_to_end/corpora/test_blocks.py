@@ -1,6 +1,4 @@
-"""`order="blocks"` through real servers and from files: the rows of the second implementation,
-whoever reads them.
-"""
+"""`order="blocks"` through real servers and from files: the rows of the second implementation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`blocks-1`: every window once per epoch, and those of a group of blocks together.
 
 A block is 2^19 consecutive tokens of a file. An epoch permutes all blocks, cuts them into groups of
-about equal size, and permutes the windows of each group. So whoever reads in this order needs one
-group at a time, and can read whole blocks. The rests of files, each less than a block, come last in
+about equal size, and permutes the windows of each group. So a reader needs one group at a
+time, and can read whole blocks. The rests of files, each less than a block, come last in
 an epoch, in chunks of a group's size. Which group a block is in does not depend on the context
 length. Released: the windows that it returns never change.
 """
@@ -25,8 +25,8 @@ _Of: TypeAlias = "Callable[[Numbers | slice], Numbers]"
 
 _FIRST_SUBKEY = 1 << 33
 _TURNS, _TABLES_MAX = 1 << 10, 16
-"""Blocks are looked up in tables of this many, of which so many are kept, 16 KB each: consecutive
-samples need the same blocks. Rows of a group larger than all tables take half as long again.
+"""Blocks of a table, and how many tables are kept, 16 KB each. Consecutive samples need the same
+blocks, and find them in a table without a search.
 """
 _EPOCHS_KEPT = 4
 """Size of an LRU cache. With 60,000 files, each entry is 1.4 MB."""
