@@ -67,14 +67,14 @@ class Stream:
                 problem = f"index {following.index} does not follow {one.index}"
                 raise InvalidRequest("stages", problem)
         numbers = {source.number for source in self.sources}
-        with_blocks = {source.number: source for source in self.sources if source.group_blocks}
         for stage in self.stages:
             for share in stage.shares:
                 if share.source not in numbers:
                     problem = f"{share.source} is not the number of a source of this stream"
                     raise InvalidRequest("share.source", problem)
-                if share.weight and share.source in with_blocks:
-                    _require_divides(stage.context_length, with_blocks[share.source].order)
+        for source in self.sources:
+            if source.order.BLOCK_TOKENS:
+                _require_divides(self.stages, source)
         _require_redactions(self.redactions)
         for redaction in self.redactions:
             if redaction.source not in numbers:
@@ -258,12 +258,16 @@ def _hash_of(seed: int, stage: Stage, sources: tuple[Source, ...]) -> bytes:
     return stage_identity(seed, stage, {source.number: source for source in sources})
 
 
-def _require_divides(context_length: int, order: Order) -> None:
-    """Raise InvalidRequest if a context length does not fit the blocks of an order."""
-    if order.BLOCK_TOKENS % context_length:
-        problem = f"{context_length} does not divide {order.BLOCK_TOKENS}, the tokens of a block"
-        cure = f"use a power of two of up to {order.BLOCK_TOKENS}, or another order"
-        raise InvalidRequest("context_length", f"{problem} of {order.NAME}; {cure}")
+def _require_divides(stages: Sequence[Stage], source: Source) -> None:
+    """Raise InvalidRequest if a source is read at a context length that does not divide its
+    blocks.
+    """
+    size = source.order.BLOCK_TOKENS
+    for stage in stages:
+        if size % stage.context_length and source.number in stage.weights:
+            problem = f"{stage.context_length} does not divide {size}, the tokens of a block of"
+            cure = f"use a power of two of up to {size}, or another order"
+            raise InvalidRequest("context_length", f"{problem} {source.order.NAME}; {cure}")
 
 
 def _require_ascending(name: str, numbers: Sequence[int]) -> None:
