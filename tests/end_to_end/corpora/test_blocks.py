@@ -13,8 +13,8 @@ import pytest
 from client import NumpyBatches
 from tests.conftest import Serve, WriteTokens
 from tests.support import reference
-from tests.support.commands import run
 from tests.support.offline import received_rows
+from tokenfeed.client.__main__ import main
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 
 T, SEED = 4096, 11
@@ -157,6 +157,27 @@ def test_the_sources_of_a_mixture_share_one_budget_and_keep_their_parts(
         assert {s[0]: s[-1] for s in again.state_dict()["stream"][1]} == groups
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (32, "state.stream.hash"),
+        (17, r"state.stream.sources\[0\].group_blocks: 17 is not a power of two"),
+        ("16", r"state.stream.sources\[0\].group_blocks: '16' is not an integer"),
+        (None, r"state.stream.hash"),
+    ],
+)
+def test_a_state_whose_groups_were_changed_by_hand_is_refused(
+    paths: list[Path], value: object, problem: str
+) -> None:
+    """Other rows would follow. None: the value is left out."""
+    with NumpyBatches(f"file:{paths[0].parent}", 8, T, order="blocks", group_tokens=BUDGET) as feed:
+        state = feed.state_dict()
+        state["stream"][1][0][-1:] = [] if value is None else [value]
+
+        with pytest.raises(InvalidRequest, match=problem):
+            feed.load_state_dict(state)
+
+
 def test_what_does_not_fit_is_refused_by_name(serve: Serve, paths: list[Path]) -> None:
     """Before a row is read, with the limit and what to do."""
     server = serve("--data", *paths)
@@ -192,39 +213,40 @@ def test_rows_that_were_packed_already_are_refused(write_tokens: WriteTokens) ->
         next(feed)
 
 
-def test_the_commands_find_and_explain_what_a_run_has_read(
-    serve: Serve, paths: list[Path], tmp_path: Path
+def test_the_commands_tell_what_a_run_has_read(
+    serve: Serve, paths: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`find` goes from tokens to samples by the inverse, `explain` back."""
+    """`find` goes from tokens to samples by the inverse, `explain` back; a manifest has all that
+    its samples follow from.
+    """
     server = serve("--data", *paths)
     with NumpyBatches(server.address, 8, T, order="blocks", seed=SEED, group_tokens=BUDGET) as feed:
         for _ in range(3):
             next(feed)
         (tmp_path / "state.json").write_text(json.dumps(feed.state_dict()))
     file, token = reference.blocks_window(SEED, list(LENGTHS), T, 16, 13)
+
+    def printed(command: str, *words: object) -> str:
+        assert main([command, server.address, *map(str, words)]) == 0
+        return capsys.readouterr().out
+
     state = ("--state", tmp_path / "state.json")
+    place = ("--file-number", file, "--token", token + 1)
+    asked = ("--order", "blocks", "--seed", SEED, "--group-tokens", BUDGET, "--context-length", T)
+    found = json.loads(printed("find", *place, *state, "--json"))
+    explained = json.loads(printed("explain", *state, "--step", 1, "--json"))
+    manifest = [json.loads(line) for line in printed("manifest", *state).splitlines()]
+    shown = printed("show", *asked, "--start-sample", 13, "--batch-size", 1)
+    again = json.loads(printed("find", *place, *asked, "--end-sample", 40, "--json"))
 
-    explained = run("-m", "client", "explain", server.address, *state, "--step", "1", "--json")
-    shown = run(
-        "-m",
-        "client",
-        "show",
-        server.address,
-        "--order",
-        "blocks",
-        "--seed",
-        str(SEED),
-        "--group-tokens",
-        str(BUDGET),
-        "--context-length",
-        str(T),
-        "--start-sample",
-        "13",
-        "--batch-size",
-        "1",
+    assert [row["sample"] for row in found["rows"]] == [13]
+    assert [row["sample"] for row in again["rows"]] == [13]
+    assert explained["stages"][0]["sources"][0]["group_blocks"] == 16
+    assert [line["group_blocks"] for line in manifest if line["kind"] == "source"] == [16]
+    ranges = {(line["file"], *line["tokens"]) for line in manifest if line["kind"] == "range"}
+    windows = [reference.blocks_window(SEED, list(LENGTHS), T, 16, s) for s in range(24)]
+    assert all(
+        any(f == file and a <= t and t + T + 1 <= b for f, a, b in ranges) for file, t in windows
     )
-
-    rows = json.loads(explained)
-    assert rows["stages"][0]["sources"][0]["group_blocks"] == 16
     first = " ".join(map(str, np.fromfile(paths[file], "<u2")[token : token + 16]))
     assert shown.startswith(f"sample 13: {first} ...")
