@@ -54,6 +54,7 @@ def windows_of(files: Sequence[int], length: int, group: int, samples: np.ndarra
     return list(zip(*(each.tolist() for each in found), strict=True))
 
 
+@settings(max_examples=40)
 @given(files=FILES, length=LENGTHS, group=GROUPS, seed=SEEDS, epoch=st.integers(0, 2**40))
 def test_an_epoch_visits_every_window_once_and_the_inverse_finds_each(
     files: list[int], length: int, group: int, seed: int, epoch: int
@@ -70,6 +71,7 @@ def test_an_epoch_visits_every_window_once_and_the_inverse_finds_each(
     assert order.indices(places, epochs, seed, count).tolist() == index.tolist()
 
 
+@settings(max_examples=40)
 @given(files=FILES, length=LENGTHS, group=GROUPS, seed=SEEDS, epoch=st.sampled_from([0, 1, 2**40]))
 def test_every_window_is_where_the_second_implementation_has_it(
     files: list[int], length: int, group: int, seed: int, epoch: int
@@ -88,6 +90,7 @@ def test_every_window_is_where_the_second_implementation_has_it(
     ]
 
 
+@settings(max_examples=40)
 @given(files=FILES, lengths=st.tuples(LENGTHS, LENGTHS), group=GROUPS, epoch=st.integers(0, 3))
 def test_a_group_has_all_windows_of_its_blocks_and_the_same_blocks_at_every_context_length(
     files: list[int], lengths: tuple[int, int], group: int, epoch: int
@@ -150,6 +153,7 @@ def test_blocks_of_a_large_group_are_found_with_and_without_tables() -> None:
     )
 
 
+@settings(max_examples=40)
 @given(seed=SEEDS, sample=st.integers(0, 2**63 - 1))
 def test_every_sample_below_2_to_the_63_has_a_window_and_is_found_again(
     seed: int, sample: int
