@@ -96,6 +96,8 @@ REACHES: dict[str, set[str]] = {
     "client.feed": CONTRACT | {"tomli"},
     "client.feed.feed": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.adapters": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
+    "client.adapters.transformers": CONTRACT
+    | {"google_crc32c", "grpc", "tomli", "torch", "transformers"},
     "client.batches": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.batches.arrays": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.feed.mixture": CONTRACT | {"tomli"},
