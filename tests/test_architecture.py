@@ -98,6 +98,8 @@ REACHES: dict[str, set[str]] = {
     "client.adapters": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.adapters.transformers": CONTRACT
     | {"google_crc32c", "grpc", "tomli", "torch", "transformers"},
+    "client.adapters.trl": CONTRACT
+    | {"datasets", "google_crc32c", "grpc", "tomli", "torch", "transformers", "trl"},
     "client.batches": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.batches.arrays": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.feed.mixture": CONTRACT | {"tomli"},
