@@ -36,8 +36,8 @@ from tests.adapters.hf_runs import (
     fit_plainly,
     model_of,
 )
-from tests.conftest import serving
-from tests.support.commands import torchrun
+from tests.conftest import ROOT, serving
+from tests.support.commands import run, torchrun
 from tests.support.packed_corpora import Corpus, write_corpus
 from tokenfeed.client.adapters.transformers import FeedTrainer
 from tokenfeed.client.provenance.checkpoint import read_states
@@ -479,6 +479,18 @@ def test_a_checkpoint_without_a_state_of_a_feed_is_refused(
 
     with pytest.raises(InvalidRequest, match=r"^resume_from_checkpoint: has no state of a feed"):
         fit(address, tmp_path / "out", str(checkpoint), max_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("example", "end"),
+    [
+        ("hf_trainer.py", "resumed from checkpoint-10: samples 160 to 320"),
+        ("sft.py", " after"),
+    ],
+)
+def test_an_example_trains(example: str, end: str) -> None:
+    """Each says by its exit code whether it did what it shows."""
+    assert run(ROOT / "examples" / example, seconds=250).rstrip().endswith(end)
 
 
 # --- without the adapter ---
