@@ -15,7 +15,7 @@ from tokenfeed.commands import program
 from tokenfeed.commands.decoding import decoder
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
 
-from .cli.dataset_options import PLANES, add_dataset_arguments, parse_dataset
+from .cli.dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
 from .datasets.dataset import Dataset
 from .datasets.opening import TokenChecks, open_dataset
 from .datasets.redactions.describing import describe_lists
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Show what token files are, and what a server would assume about them.",
         epilog="example: tokenfeed inspect shards/*.bin --tokenizer tokenizer.json",
     )
-    add_dataset_arguments(parser, *PLANES, REDACTIONS, VOCAB_SIZE)
+    add_dataset_arguments(parser, *PLANE_OPTIONS, REDACTIONS, VOCAB_SIZE)
     add = parser.add_argument
     text = "number of tokens to show (default: %(default)s)"
     add("--tokens", type=int, metavar="N", default=16, help=text)

@@ -25,7 +25,7 @@ from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import latest, packed_v1, padded_v1
 from tokenfeed.stream.position import require_range
 
-from .cli.dataset_options import PLANES, add_dataset_arguments, parse_dataset
+from .cli.dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
 from .datasets.dataset import Dataset
 from .datasets.opening import TokenChecks, open_dataset
 from .datasets.options import PlaneOptions
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         "context length, and store them next to the token files.",
         epilog="example: tokenfeed pack shards/ --context-length 2048 --document-end-token 50256",
     )
-    add_dataset_arguments(parser, *PLANES, CACHE_DIR)
+    add_dataset_arguments(parser, *PLANE_OPTIONS, CACHE_DIR)
     add = parser.add_argument
     add("--context-length", type=int, required=True, metavar="T", help="a row has T + 1 tokens")
     add(

@@ -96,6 +96,9 @@ REACHES: dict[str, set[str]] = {
     "client.feed": CONTRACT | {"tomli"},
     "client.feed.feed": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.adapters": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
+    "client.adapters.lightning": CONTRACT
+    | {"google_crc32c", "grpc", "tomli", "torch", "lightning"},
+    "client.adapters.litgpt": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch", "litgpt"},
     "client.adapters.transformers": CONTRACT
     | {"google_crc32c", "grpc", "tomli", "torch", "transformers"},
     "client.adapters.trl": CONTRACT
@@ -114,6 +117,8 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
     "server.ingest.tokenize.chat_template": {"jinja2"},
     "server.ingest.tokenize.tokenizer": {"tokenizers"},
     "server.runtime.threads.executors": {"ray"},
+    "server.storage.objects.buckets": {"obstore"},
+    "server.storage.objects.credentials": {"boto3", "botocore", "obstore"},
     "tokenfeed.commands.decoding": {"tokenizers"},
     "client.feed.ranks.agreement": {"torch"},
     "client.feed.ranks.coordinates": {"torch"},
@@ -193,6 +198,7 @@ def test_every_box_imports_only_what_is_below_it(folder: str) -> None:
 # Modules of storage and datasets that may call what reads and writes files, and why.
 FILES = {
     "server.storage.local": "the door to files of this machine",
+    "server.storage.objects": "the door to objects; the environment, and files with credentials",
     "server.storage.documents.index_file": "what a server makes lies on this machine in any case",
     "server.datasets.redactions.erased_files": "only files of this machine are erased",
     "server.datasets.shared_scan": "a lock of this machine's processes",

@@ -71,7 +71,8 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         target is "HOST:PORT" or "unix:PATH", or several servers of the same corpus (replicas): a
         sequence of these, or "dns:///HOST:PORT" for all addresses of a name. Or local files, read
         in this process without a server: "file:PATH", where PATH is a file, a glob or a folder;
-        "file:a.bin,b.bin" is one corpus, "file:web=web/,code=code/" are two.
+        "file:a.bin,b.bin" is one corpus, "file:web=web/,code=code/" are two. Or objects:
+        "s3://BUCKET/KEY", "gs://BUCKET/KEY", "az://CONTAINER/KEY", "https://HOST/PATH".
         batch_size counts rows per rank, in [1, 2^20].
         context_length counts tokens of x, in [1, longest file).
 

@@ -1,6 +1,6 @@
 """Refuses loaders that turn a feed's batches into others: torch's DataLoader if it collates, also
 as transformers' Trainer makes it; accelerate if it distributes the batches of one rank among all,
-or skips batches once more; and Lightning, if it stores a state that is a batch ahead.
+or skips batches once more; and Lightning, which would store a state that it does not resume from.
 
 None of them identifies itself to the dataset, so the stack frames of the caller are inspected, once
 per loop or state. Knows nothing of torch.
@@ -56,17 +56,18 @@ def require_own_batches(world_size: int, *, is_restored: bool) -> None:
         reader = reader.f_back
 
 
-def require_no_batch_in_hand() -> None:
-    """Raise InvalidRequest if Lightning asks for the state of a feed: it takes a batch ahead of a
-    loader without a length.  Call it in `state_dict`.
+def require_no_lightning() -> None:
+    """Raise InvalidRequest if Lightning asks for the state of a feed, or of an epoch of one. It
+    takes a batch ahead of a loader without a length, and loads no state where an epoch has ended.
+    Call it in `state_dict`.
     """
     caller = sys._getframe(1).f_back
     if caller is not None and _module_of(caller).endswith(".utilities.combined_loader"):
         raise InvalidRequest(
             "train_dataloader",
-            "has no length, so Lightning holds a batch that it has not trained on, and the state "
-            "in its checkpoint would be behind it. Return feed.epoch(k), which has a length: its "
-            "state is exact; or a DataLoader(feed, batch_size=None), and store the state yourself",
+            "cannot be a feed or an epoch of one: Lightning reads a batch ahead, or loads no state "
+            "where an epoch has ended, so a resumed run would lose or repeat rows. Pass "
+            "datamodule=tokenfeed.client.adapters.lightning.FeedData(...) to trainer.fit instead",
         )
 
 

@@ -163,8 +163,7 @@ class Delivery(ABC, Generic[Array, Rich]):
             if self._datasets.closed:
                 return None
             try:
-                end_sample = min(self._end_sample, self._stream.end_sample())
-                batches_left = max(0, end_sample - sample) // self._request.position.stride
+                batches_left = max(0, self._end() - sample) // self._request.position.stride
             except TokenfeedError:
                 if self._datasets.closed:  # meanwhile
                     return None
@@ -183,6 +182,10 @@ class Delivery(ABC, Generic[Array, Rich]):
         if batch is None:
             return None
         return batch, reader, stream, before, cursor.after(sample, reader.sample, reader.sample)
+
+    def _end(self) -> int:
+        """Return the sample where the feed ends; 2^63 if it does not. May wait for the datasets."""
+        return min(self._end_sample, self._stream.end_sample())
 
     def _plain(
         self,

@@ -12,6 +12,7 @@ from tokenfeed.stream.position import SAMPLE_END, Position
 from tokenfeed.stream.stage import Stage
 
 from ..device.host_transfer import Pair
+from ..device.loaders import require_no_lightning
 from ..device.numpy_batch import BatchAttributes
 from ..device.target_mask import IGNORED_TARGET
 from .batch_reader import BatchReader
@@ -157,6 +158,7 @@ class Epoch(Generic[Array, Rich]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the feed. Loaders that store the state of their dataset call this."""
+        require_no_lightning()
         return self._state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

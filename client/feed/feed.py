@@ -16,7 +16,7 @@ from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.stream.position import SAMPLE_END
 
 from ..device.host_transfer import Pair
-from ..device.loaders import require_no_batch_in_hand
+from ..device.loaders import require_no_lightning
 from ..runtime import arguments
 from ..source.file_target import is_local_target
 from ..source.open_source import open_source
@@ -247,7 +247,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """
         if before is not None:
             return self._state_before(before)
-        require_no_batch_in_hand()
+        require_no_lightning()
         stream = self._stream
         return stream.state_at(stream.cursor.current)
 
@@ -326,6 +326,21 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         until they are described.  Raises: TokenfeedError.
         """
         return sum(each.token_count for each in self._datasets.await_described())
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in a batch of this rank."""
+        return self._request.position.batch_size
+
+    @property
+    def batches_left(self) -> int | None:
+        """Batches until num_batches, or max_epochs of a mixture, end this feed; None if it is
+        endless. Waits for the datasets if a mixture has max_epochs.
+
+        Raises: like `position`.
+        """
+        position, end = self._request.position, self._end()
+        return None if end == SAMPLE_END else max(0, end - self._cursor.sample) // position.stride
 
     @property
     def batches_per_epoch(self) -> int:

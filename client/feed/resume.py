@@ -516,8 +516,8 @@ def continued(
     The past (the stages of the state that begin before the saved sample) stays as it was. It is
     accepted in these cases:
     - it is what the definition and the changes in the state (`change_mixture`) give;
-    - the last stage marked RESUMED has the weights of the definition, and from that stage on the
-      past is what the definition and the changes give;
+    - the last stage marked RESUMED has the weights of the definition, and each stage behind it was
+      made by the definition or by a change in the state;
     - the definition has a single stage, with the weights in force at the saved sample. The present
       stage is then marked RESUMED.
     Changes behind the saved sample stay if they have a block; else they are dropped, which is

@@ -72,8 +72,8 @@ class State(NamedTuple):
 
 def folded(stream: Stream, sample: int) -> Stream:
     """Return a known stream without its oldest stages, if it has more than STAGES_MAX stages or
-    SHARES_MAX shares. The first stage that is kept has the identity of the stage before it and the
-    bases of its sources, so no row changes.
+    SHARES_MAX shares. The first stage that is kept contains the identity of the stage before it and
+    the base of each of its own sources, so no row changes.
 
     sample: the next one; its stage and all later ones are kept.
     """

@@ -17,10 +17,5 @@ failover.py         which server is next, and when to give up
 growth.py           whether what servers make gets on
 file_rows.py        rows from files
 
-A file of a server is truncated: the server refuses rows of that dataset with DATA_LOSS.
-`error_from_rpc` (transport/channel.py) makes CorpusChanged of it, row_stream.py ends its attempt
-with that, failover.py goes on with the next server, and raises the error once each server has
-refused twice. The thread of background_rows.py keeps it; `peek` raises it in the consumer's thread
-behind the rows that had arrived, and so does `next(feed)`. Of files of this machine
-`LocalDatasets.explained` words the error for who reads them, and nothing is tried again.
+docs/faults.md follows an error on this path, from a truncated file of a server to `next(feed)`.
 """

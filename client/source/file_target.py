@@ -4,6 +4,8 @@ file:train.bin                a path, a glob or a folder, also one that tokenfee
 file:a.bin,b.bin              several, which form one corpus
 file:web=web/,code=code/      several corpora, by name
 file:train.bin?dtype=uint32   with options of `tokenfeed serve`, such as format, dtype and read
+s3://bucket/corpus/*.bin      in an object store, or on a web server: as if "file:" were before it
+file:web=s3://b/web/,code=c/  of both kinds
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from tokenfeed.errors import InvalidRequest
 from ..transport.addresses import Targets, each_target
 
 FILE = "file:"
+_URL = re.compile(r"(?:s3|gs|az)://|https://[^/]+/+[^/]")
+"""How a path in an object store begins, or one on a web server; without a path, an address was
+meant."""
 
 _OPTIONS = re.compile(r"\?([a-z-]+(?:=[^&?]*)?(?:&[a-z-]+(?:=[^&?]*)?)*)\Z")
 """The end of a target. A "?" with something else behind it belongs to a glob."""
@@ -33,14 +38,18 @@ class LocalTarget:
 
 
 def is_local_target(targets: Targets) -> bool:
-    """Return whether targets are files.  Raises: InvalidRequest if only some of them are, or they
-    are not text.
+    """Return whether targets are files or objects.  Raises: InvalidRequest if only some of them
+    are, or they are not text.
     """
     each = each_target(targets)
-    files = [isinstance(one, str) and one.startswith(FILE) for one in each]
+    files = [isinstance(one, str) and _is_file(one) for one in each]
     if any(files) and not all(files):
         raise InvalidRequest("target", "has servers and files; pass either of them")
     return any(files)
+
+
+def _is_file(target: str) -> bool:
+    return target.startswith(FILE) or bool(_URL.match(target))
 
 
 def parse_local_target(targets: Targets) -> LocalTarget:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 _FALLS_MAX = 8
-"""How often something may begin again, be it that its server was restarted, or that it waited for
-other work, whose progress it had. A server that is killed at each try has to be given up."""
+"""How often the progress of one thing may fall. It falls where a server was restarted, and where
+work that had to wait shows the progress of the work before it. A server that is killed at each try
+has to be given up."""
 
 
 class _Level(NamedTuple):

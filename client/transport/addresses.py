@@ -16,7 +16,16 @@ Targets = str | Sequence[str]
 
 _CURE = "write HOST:PORT, or file:PATH for local files"
 
-_STORES = ("s3", "s3a", "s3n", "gs", "gcs", "az", "abfs", "abfss", "oci", "r2", "b2", "swift")
+_STORES = {
+    "s3a": "s3",
+    "s3n": "s3",
+    "r2": "s3",
+    "b2": "s3",
+    "gcs": "gs",
+    "abfs": "az",
+    "abfss": "az",
+}
+"""What else object stores are called, and the scheme that leads there."""
 _DOWNLOAD = "is not read over the network: download it"
 
 
@@ -66,11 +75,15 @@ def _cure_of(target: str) -> str:
         ingest = "run tokenfeed ingest on it if it is text, and write file:PATH"
         return f"{_DOWNLOAD} (hf download), {ingest}"
     if scheme in _STORES:
+        return f"has another scheme here: write {_STORES[scheme]}://{rest}"
+    if scheme in _STORES.values():
+        return "names objects among servers; pass either of them"
+    if scheme in ("oci", "swift"):
         return f"{_DOWNLOAD} and write file:PATH, or serve it there and write HOST:PORT"
     if scheme == "file":
         return f"names files among servers; write file:{rest}"
-    if scheme in ("http", "https") and ":" not in place:
-        return f"{_DOWNLOAD} and write file:PATH; of a server write HOST:PORT"
+    if scheme == "http" and ":" not in place:
+        return f"{_DOWNLOAD} and write file:PATH, or https://; of a server write HOST:PORT"
     tls = ", and pass credentials=Credentials(tls_ca=...)" if scheme in ("https", "grpcs") else ""
     address = place if ":" in place else "HOST:PORT"
     return f"has a scheme, and an address has none; write {address}{tls}"

@@ -311,12 +311,13 @@ def describe(
     long_documents: str = "",
     timeout_seconds: float = 10.0,
     credentials: Credentials = PLAINTEXT,
+    authority: str | None = None,
 ) -> pb.DescribeResponse:
     """Return what the server at target serves, in one call.
 
     context_length: T for the number of windows.  dataset: the only one to describe; "": all.
     order, long_documents: over documents, with its version, whose rows are counted too; of one
-    dataset.  Raises: RequestError, Unreachable.
+    dataset.  authority: as for `Channel`.  Raises: RequestError, Unreachable.
     """
     require_address(target)
     request = pb.DescribeRequest(
@@ -328,7 +329,7 @@ def describe(
 
     def ask() -> pb.DescribeResponse:
         try:
-            with closing(Channel(target, credentials=credentials)) as channel:
+            with closing(Channel(target, 0, credentials, authority)) as channel:
                 return channel.describe(request, timeout_seconds).result(is_first_contact=True)
         except Unreachable as error:
             if not error.problem.startswith(("UNAVAILABLE: failed", "DEADLINE_EXCEEDED")):

@@ -26,7 +26,7 @@ from ..storage.option_names import (
 
 DELIMITERS = (END_TOKEN, START_TOKEN)
 """May be given for one of several datasets by any command."""
-PLANES = (LOSS_MASK, *DELIMITERS)
+PLANE_OPTIONS = (LOSS_MASK, *DELIMITERS)
 """The options of planes, for a command that makes them."""
 _SEVERAL = "; may be given several times"
 

@@ -18,7 +18,7 @@ from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
 
 from ..storage.door import StorageOptions
-from .dataset_options import PLANES, add_dataset_arguments, parse_dataset
+from .dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
 from .redacting import FILL, ListSummary, RedactTarget, Selection, of_list
 from .waiting import require_wait, wait_for_servers
 
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         "and print the hash of the list; without any, show the list.",
         epilog="example: tokenfeed redact shards/ --id user-1234 --reason 'ticket 77'",
     )
-    add_dataset_arguments(parser, *PLANES)
+    add_dataset_arguments(parser, *PLANE_OPTIONS)
     add = parser.add_argument
     several = partial(add, action="append", default=[])
     several(

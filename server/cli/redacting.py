@@ -301,8 +301,7 @@ def _whole(documents: DatasetDocuments, ranges: TokenRanges, file: int) -> int:
     own, known = ranges.of_file(file), documents.of_file(file)
     has_tokens = known.first_tokens < known.end_tokens
     firsts, ends = known.first_tokens[has_tokens], known.end_tokens[has_tokens]
-    at = np.searchsorted(own.first_tokens, firsts, side="right") - 1
-    return int(np.count_nonzero((at >= 0) & (ends <= own.end_tokens[at])))
+    return int(np.count_nonzero(own.cover(firsts, ends)))
 
 
 def of_list(planes: PlaneOptions, path: str | None) -> PlaneOptions:

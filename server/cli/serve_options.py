@@ -21,7 +21,7 @@ from ..storage.option_names import (
     ROW_TOKENS,
     VOCAB_SIZE,
 )
-from .dataset_options import PLANES, add_options
+from .dataset_options import PLANE_OPTIONS, add_options
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,10 +72,11 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         action="append",
         required=True,
         metavar=("[NAME=]PATH", "PATH"),
-        help="a dataset: token files, a glob, or a folder, also one that tokenfeed ingest made; or "
-        "text, with --tokenizer; may be given several times",
+        help="a dataset: token files, a glob, or a folder, also one that tokenfeed ingest made, of "
+        "this machine or of an object store (s3://BUCKET/KEY); or text, with --tokenizer; may be "
+        "given several times",
     )
-    add_options(group, FORMAT, DTYPE, ROW_TOKENS, READ, *PLANES, REDACTIONS, by_name=True)
+    add_options(group, FORMAT, DTYPE, ROW_TOKENS, READ, *PLANE_OPTIONS, REDACTIONS, by_name=True)
     add_options(group, IMMUTABLE, MIXED_SPLITS, VOCAB_SIZE)
     add(
         "--check-all-tokens",

@@ -16,8 +16,14 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream import identity
 
 from ..runtime.exceptions import log_safe_name
-from ..storage.documents import RowIndices, document_starts_of, used_delimiters
-from ..storage.door import StorageOptions
+from ..storage.documents import (
+    Delimiters,
+    DocumentStarts,
+    RowIndices,
+    document_starts_of,
+    used_delimiters,
+)
+from ..storage.door import StorageOptions, scheme_of
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
 from ..storage.store import TokenStore, open_store
@@ -77,6 +83,9 @@ def open_dataset(
     if source.split is not None:
         require_listed(source.split)
     storage, planes = storage or StorageOptions(), planes or PlaneOptions()
+    is_remote = bool(scheme_of(source.paths[0]))
+    # There, a scan costs money, and a start is to be soon.
+    share = share or (is_remote and checks.serves)
     masks = planes.loss_masks or masks_beside(source.paths)
     store, why_store = open_store(source.name, source.paths, options, storage)
     try:
@@ -104,6 +113,10 @@ def open_dataset(
             stopped=stopped,
         )
         if dataset.document_starts is not None:
+            if is_remote and checks.serves:
+                _require_no_download(
+                    store, dataset.document_starts, used_delimiters(store, planes.delimiters)
+                )
             store.add_plane(dataset.document_starts)
         delimiters = used_delimiters(store, planes.delimiters)
         if dataset.redactions is not None:
@@ -175,6 +188,20 @@ def dataset_of(
     )
 
 
+def _require_no_download(store: TokenStore, starts: DocumentStarts, delimiters: Delimiters) -> None:
+    """Raise InvalidCorpus if all of a large corpus would be fetched to search for its documents."""
+    if starts.is_search and not starts.is_known:
+        size_bytes = store.shape.token_count * store.stored.itemsize
+        words = " ".join(f"{option} {token}" for option, token in delimiters.options.items())
+        problem = f"its documents are not known, and a search would fetch {size_bytes / 1e9:.0f} GB"
+        cure = (
+            f"run tokenfeed pack on it once, with {words}, which keeps what it finds in the cache"
+        )
+        raise InvalidCorpus(
+            store.shards[0].path, f"{problem}; {cure} folder of this machine", *delimiters.options
+        )
+
+
 def log_opened(dataset: Dataset) -> None:
     """Log what a dataset is, and what was assumed."""
     store, layout = dataset.store, dataset.store.shards[0].layout
@@ -229,7 +256,8 @@ def scan_content(
     whole = content.size_bytes <= identity.COMPLETE_BYTES_MAX
     # The blocks that the fingerprint covers.
     first_pass = list(content.scan(checks.vocab_size))
-    require_no_halves(store, (block.halves for block in first_pass))
+    if read == store.files.read:  # what replaces erased tokens need not look like any
+        require_no_halves(store, (block.halves for block in first_pass))
     token_max = max(block.token_max for block in first_pass)
     if checks.vocab_size is not None:
         token_max = checks.vocab_size - 1

@@ -129,6 +129,8 @@ def fitting(stores: Sequence[TokenStore], bytes_max: int) -> list[TokenStore]:
     chosen = []
     left_bytes = bytes_max
     for store in sorted(stores, key=lambda store: store.files.memory_bytes):
+        if not store.files.memory_bytes:
+            continue  # nothing would hold it
         if store.files.memory_bytes <= left_bytes:
             left_bytes -= store.files.memory_bytes
             chosen.append(store)

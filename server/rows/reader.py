@@ -126,8 +126,8 @@ class RowReader:
     ) -> Sequence[AnyTarget]:
         """Write the tokens of rows into memory, and return that.
 
-        What is refused is what was erased half a second ago or later, and always what is erased in
-        the files that were read. Lists only grow: what was redacted once stays so.
+        Rows are refused that need tokens which were erased half a second ago or earlier, or which
+        are erased in the files that were read. Lists only grow: what was redacted once stays so.
         targets: returns the memory for all of them, given their planes; is called again if what is
         erased has changed meanwhile.  patient: as for `RowStore.gather`.
         Raises: Deleted, with the first row that needs deleted tokens; CorpusChanged, Unreadable.

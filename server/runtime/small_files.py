@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import reduce
+from operator import or_
 
 
 def read_regular(path: str, bytes_max: int) -> bytes:
@@ -21,11 +24,12 @@ def read_regular(path: str, bytes_max: int) -> bytes:
         return file.read(bytes_max)
 
 
-def replace_file(path: str, content: bytes, mode: int = 0o666, like: str = "") -> None:
+def replace_file(path: str, content: bytes, mode: int = 0o666, like: Sequence[str] = ()) -> None:
     """Write a small file, durably: whole or not at all; one process at a time.
 
-    mode: of a new file, before the umask.  like: path of a file that may be read and written by
-    those who may read and write this one; "" if there is none.  Raises: OSError.
+    mode: of a new file, before the umask.  like: paths of files; who may read or write one of them
+    may do so with this one, which belongs to the owner of the last one.  Those that are not there
+    are left out.  Raises: OSError.
     """
     partial = f"{path}.partial"
     with suppress(FileNotFoundError):
@@ -34,15 +38,24 @@ def replace_file(path: str, content: bytes, mode: int = 0o666, like: str = "") -
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with open(descriptor, "wb") as file:
         file.write(content)
-        if like:
-            known = os.stat(like)
-            os.fchmod(descriptor, known.st_mode & 0o666)
-            with suppress(PermissionError):
-                os.fchown(descriptor, known.st_uid, known.st_gid)
+        if known := [os.stat(each) for each in like if os.path.exists(each)]:
+            give(descriptor, known[-1], reduce(or_, (each.st_mode & 0o666 for each in known)))
         file.flush()
         os.fsync(descriptor)
     os.replace(partial, path)
     sync_folder(os.path.dirname(path))
+
+
+def give(descriptor: int, like: os.stat_result, mode: int) -> None:
+    """Give an open file a mode, and the owner and group of another one, as far as that is allowed:
+    others than root may at most choose the group.  Raises: OSError.
+    """
+    os.fchmod(descriptor, mode)
+    try:
+        os.fchown(descriptor, like.st_uid, like.st_gid)
+    except PermissionError:
+        with suppress(PermissionError):
+            os.fchown(descriptor, -1, like.st_gid)
 
 
 def put_file(path: str, content: bytes) -> None:

@@ -195,7 +195,7 @@ class Bytes(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Return how many bytes of memory a full preload needs."""
+        """Return how many bytes of memory a full preload needs; 0 if there is none."""
 
     # --- rows ---
 

@@ -97,6 +97,11 @@ class Door(Protocol):
         FileNotFoundError; it has none for what is no regular file.
         """
 
+    def erased(self, path: str) -> bytes:
+        """Return what an erasure has written on a file, and no copy of its content alone has; b""
+        if there is nothing, or its storage has no place for it.
+        """
+
     def content(self, path: str, bytes_max: int) -> bytes | None:
         """Return the content of a file that lies beside others; None if there is none.
 
@@ -124,7 +129,9 @@ class Door(Protocol):
         """
 
 
-MODULES = {"": ".local.door"}
+ERASED_ATTRIBUTE = "user.tokenfeed.erased"
+"""The name of what `Door.erased` returns, on file systems of this machine."""
+MODULES = {"": ".local.door"} | dict.fromkeys(("s3", "gs", "az", "https"), ".objects.door")
 """Scheme -> the module whose DOOR is the door of its paths; imported once one is used."""
 DOORS: dict[str, Door] = {}
 """Those that are in use, by scheme; '' is that of this machine."""

@@ -276,6 +276,9 @@ class MemoryDoor:
             raise unreadable(path, FileNotFoundError(errno.ENOENT, "No such file or directory"))
         return MemoryFile(path, self.files[self._name(path)])
 
+    def erased(self, path: str) -> bytes:
+        return b""
+
     def content(self, path: str, bytes_max: int) -> bytes | None:
         found = self.files.get(self._name(path))
         if found is not None and len(found) > bytes_max:

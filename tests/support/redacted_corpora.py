@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,16 @@ _WHEN = "2026-11-01T00:00:00Z"
 def redact(*words: object) -> None:
     """Run `tokenfeed redact` in this process."""
     assert main([*map(str, words)]) == 0
+
+
+def has_attributes(folder: Path) -> bool:
+    """Whether files of a folder can have attributes."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        try:
+            os.setxattr(file.name, "user.test", b"1")
+        except OSError:
+            return False
+    return True
 
 
 def write_lists(dataset: Dataset, fill: int, *additions: Ranges) -> list[bytes]:

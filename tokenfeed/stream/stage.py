@@ -127,9 +127,9 @@ class Stage:
     32 bytes, FIRST_PREVIOUS for stage 0; b"" while it is not known.
 
     On the following no row depends.  asked: the sample that the stage was asked for at.  origin:
-    who asked: DEFINED, CHANGED or RESUMED.  defined: empty, unless a saved state has dropped the
-    stages before this one: then (number of a source, weight) of the last of them that was not a
-    change.
+    who asked: DEFINED, CHANGED or RESUMED.  defined: (number of a source, weight) of the
+    last stage that a definition, and no change, has made, if a saved state has dropped that stage;
+    else empty. A feed that loads the state compares its own definition with these weights.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 

@@ -1,7 +1,10 @@
-"""Files of which tokens were erased, as is recorded beside them: else a dataset with other files,
-or without its list, would take the fill for data.
+"""Files of which tokens were erased, as is recorded beside them and on them: else a dataset with
+other files, or without its list, would take the fill for data.
 
-    .tokenfeed-erased.jsonl    in the folder of the files: a line for each erasure of each file
+    .tokenfeed-erased.jsonl    in the folder of the files: for each erasure and file a line with the
+                               ranges that no line has yet
+    user.tokenfeed.erased      an attribute of the file, for when it gets another name or folder:
+                               its first ranges, and how many tokens all of them have
 
 The list of a dataset has to have all of these ranges. A file that was restored has other tokens
 there, and is no such file any more.
@@ -9,19 +12,21 @@ there, and is no such file any more.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...runtime.small_files import replace_file
-from ...storage.door import door_of
+from ...storage.door import ERASED_ATTRIBUTE, door_of
 from ...storage.option_names import REDACTIONS
 from ...storage.store import TokenStore
 from .list_content import BYTES_MAX, Erasure, ListContent
@@ -30,23 +35,23 @@ from .overlay import Overlay
 from .ranges import TokenRanges
 
 RECORD = ".tokenfeed-erased.jsonl"
+_ATTRIBUTE_RANGES = 20
+"""Up to 900 bytes: ext4 has less than 4 KiB for all attributes of a file."""
+_RESTORED = f"has a damaged attribute {ERASED_ATTRIBUTE}; remove it (setfattr -x) if the file was "
+_RESTORED += "restored since"
 
 
 class _Record(NamedTuple):
     """What an erasure has left of a file.
 
-    name: of the file, without its folder.  fill: the token that is there.  ranges: of the file,
-    as number 0.
+    name: of the file, without its folder; "" on the file itself.  fill: the token that is there.
+    ranges: of the file, as number 0.  token_count: of all of them, also those without room here.
     """
 
     name: str
     fill: int
     ranges: TokenRanges
-
-    def line(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        ranges = [[first, end] for _, first, end in self.ranges.triples()]
-        return {"name": self.name, "fill": self.fill, "ranges": ranges}
+    token_count: int
 
 
 @contextmanager
@@ -63,32 +68,64 @@ def locked_records(paths: Iterable[str]) -> Iterator[None]:
         yield
 
 
-def record(store: TokenStore, erasure: Erasure, fill: int) -> None:
-    """Record, durably, that tokens of files are about to be erased; only within `locked_records`.
+def record(store: TokenStore, erasure: Erasure, fill: int, *, is_listed: bool) -> None:
+    """Record, durably, which tokens of files are erased, or will be; only within `locked_records`.
 
-    store: of the files.  Raises: InvalidCorpus if a record is damaged; WriteFailed.
+    store: of the files.  is_listed: whether their list says it already. If not, ranges that hold
+    nothing but the fill are left out: by their record alone the file would be refused.
+    Raises: InvalidCorpus if a record is damaged; WriteFailed, also if it would be too large.
     """
-    of_folder: dict[str, list[_Record]] = {}
+    of_folder: dict[str, dict[str, int]] = {}
     for erased in erasure.files:
         path = store.shards[erased.file].path
         folder, name = os.path.split(door_of(path).real(path))
-        ranges = erasure.ranges.of_file(erased.file)
-        ranges = replace(ranges, files=np.zeros_like(ranges.files))
-        of_folder.setdefault(folder, []).append(_Record(name, fill, ranges))
-    for folder, new in of_folder.items():
+        of_folder.setdefault(folder, {})[name] = erased.file
+    for folder, files in of_folder.items():
         place = os.path.join(folder, RECORD)
-        # An earlier one with fewer ranges stays: of a file that this erasure does not come to.
-        known = [json.dumps(each.line()) for each in _read(place)]
-        lines = dict.fromkeys((*known, *(json.dumps(each.line()) for each in new)))
-        if len(lines) == len(known):
-            continue
-        content = "".join(f"{line}\n" for line in lines).encode()
-        try:
-            if len(content) > BYTES_MAX:
-                raise OSError(None, f"it would have {len(content)} bytes, more than {BYTES_MAX}")
-            replace_file(place, content, like=os.path.join(folder, new[0].name))
-        except OSError as error:
-            raise WriteFailed(place, f"cannot be written: {error.strerror}") from error
+        lines, known = _read(place)
+        line_count = len(lines)
+        seen = defaultdict[str, set[tuple[int, int]]](set)
+        for one in known:
+            if one.fill == fill:
+                seen[one.name].update(_pairs(one.ranges))
+        for name, file in files.items():
+            # Not merged with those before: a copy of the file may have been erased less.
+            pairs = [
+                each for each in _pairs(erasure.ranges.of_file(file)) if each not in seen[name]
+            ]
+            new = TokenRanges.of((file, *each) for each in pairs)
+            over = Overlay(store.files.read, new, fill, store.stored)
+            if pairs and (is_listed or not over.is_erased(file)):
+                lines.append(_line(new, fill, name=name))
+        if len(lines) > line_count:
+            _write(place, b"".join(line + b"\n" for line in lines), sorted(files))
+
+
+def _write(place: str, content: bytes, names: Sequence[str]) -> None:
+    """Write the record of some files.  names: in its folder.  Raises: WriteFailed."""
+    readers = [place, *(os.path.join(os.path.dirname(place), name) for name in names)]
+    try:
+        if len(content) > BYTES_MAX:
+            problem = f"would have {len(content)} bytes, the limit is {BYTES_MAX}; remove the lines"
+            raise WriteFailed(place, f"{problem} of files that are gone, and run it again")
+        replace_file(place, content, like=readers)
+    except OSError as error:
+        raise WriteFailed(place, f"cannot be written: {error.strerror}") from error
+
+
+def attribute_of(ranges: TokenRanges, fill: int) -> bytes:
+    """Return what a file says of itself.  ranges: its erased ones.  fill: the token there."""
+    return _line(ranges, fill, tokens=ranges.token_count)
+
+
+def _line(ranges: TokenRanges, fill: int, **facts: object) -> bytes:
+    """Return a record as JSON: of an attribute, which has no name, only the first ranges."""
+    pairs = _pairs(ranges)[: None if "name" in facts else _ATTRIBUTE_RANGES]
+    return json.dumps({**facts, "fill": fill, "ranges": pairs}).encode()
+
+
+def _pairs(ranges: TokenRanges) -> list[tuple[int, int]]:
+    return [(first, end) for _, first, end in ranges.triples()]
 
 
 def require_listed(store: TokenStore, path: str, content: ListContent | None) -> None:
@@ -99,20 +136,22 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
     """
     erasure = None if content is None else content.erasure
     listed = TokenRanges.of(()) if erasure is None else erasure.ranges
-    for found in _recorded(store):
-        own = listed.of_file(found.file)
-        if own.union(found.ranges).token_count == own.token_count:
+    listed_in = functools.cache(listed.of_file)
+    for file, place, found in _recorded(store):
+        own, ranges = listed_in(file), replace(found.ranges, files=found.ranges.files + file)
+        has_all = own.cover(ranges.first_tokens, ranges.end_tokens).all()
+        if has_all and own.token_count >= found.token_count:
             continue
         try:
-            found.ranges.require_within(store.shape.token_counts)
+            ranges.require_within(store.shape.token_counts)
         except ValueError:
             continue  # another file of this name
         if found.fill > np.iinfo(store.stored).max:
             continue  # likewise
-        if Overlay(store.files.read, found.ranges, found.fill, store.stored).is_erased(found.file):
+        if Overlay(store.files.read, ranges, found.fill, store.stored).is_erased(file):
             raise InvalidCorpus(
-                store.shards[found.file].path,
-                f"has erased tokens, as {found.place} says, and {path}, the list of this dataset, "
+                store.shards[file].path,
+                f"has erased tokens, as {place} says, and {path}, the list of this dataset, "
                 "does not. If tokenfeed redact runs now, wait for it. Else restore this list, pass "
                 f"another one with {REDACTIONS}, open all files of the dataset that was erased, or "
                 "restore the file",
@@ -120,20 +159,8 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
             )
 
 
-class _RecordOfFile(NamedTuple):
-    """What a record says of a file of a dataset.
-
-    file: its number.  ranges: in this file.  fill: the token that is there.  place: of the record.
-    """
-
-    file: int
-    ranges: TokenRanges
-    fill: int
-    place: str
-
-
-def _recorded(store: TokenStore) -> Iterator[_RecordOfFile]:
-    """Yield what records say of the files of a dataset."""
+def _recorded(store: TokenStore) -> Iterator[tuple[int, str, _Record]]:
+    """Yield numbers of files of a dataset, and what is recorded of each, and where."""
     files: dict[str, dict[str, list[int]]] = {}
     real_folders: dict[str, str] = {}
     for file, shard in enumerate(store.shards):
@@ -146,34 +173,37 @@ def _recorded(store: TokenStore) -> Iterator[_RecordOfFile]:
                 real_folders[folder] = door.real(folder)
             folder = real_folders[folder]
         files.setdefault(folder, {}).setdefault(name, []).append(file)
+        if of_file := door.erased(shard.path):
+            yield file, f"its attribute {ERASED_ATTRIBUTE}", _parsed(of_file, shard.path, _RESTORED)
     for folder, names in files.items():
         place = os.path.join(folder, RECORD)
-        for found in _read(place):
+        for found in _read(place)[1]:
             for file in names.get(found.name, ()):
-                files_column = np.full(len(found.ranges), file)
-                ranges = replace(found.ranges, files=files_column)
-                yield _RecordOfFile(file, ranges, found.fill, place)
+                yield file, place, found
 
 
-def _read(place: str) -> list[_Record]:
-    """Return the records of a folder.  Raises: InvalidCorpus if they cannot be read."""
+def _read(place: str) -> tuple[list[bytes], list[_Record]]:
+    """Return the record of a folder, as lines and as what they say.  Raises: InvalidCorpus."""
     cure = "restore it, or remove it if all files beside it were restored since"
     try:
-        content = door_of(place).content(place, BYTES_MAX) or b""
+        lines = (door_of(place).content(place, BYTES_MAX) or b"").splitlines()
     except OSError as error:
         raise InvalidCorpus(place, f"cannot be read: {error.strerror}; {cure}") from error
     except ValueError as problem:
         raise InvalidCorpus(place, f"{problem}; {cure}") from problem
+    return lines, [_parsed(line, place, f"is damaged; {cure}") for line in lines]
+
+
+def _parsed(line: bytes, place: str, problem: str) -> _Record:
+    """Return a record.  Raises: InvalidCorpus, which says the problem of a place."""
     try:
-        found = [_record_of(json.loads(line)) for line in content.splitlines()]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InvalidCorpus(place, f"is damaged; {cure}") from error
-    return found
-
-
-def _record_of(line: dict[str, Any]) -> _Record:
-    """Return a record.  Raises: ValueError, KeyError or TypeError."""
-    ranges = TokenRanges.of([(0, first, end) for first, end in line["ranges"]])
-    if not (isinstance(line["name"], str) and type(line["fill"]) is int and len(ranges)):
-        raise TypeError
-    return _Record(line["name"], line["fill"], ranges)
+        found = json.loads(line)
+        name, fill = found.get("name", ""), found["fill"]
+        ranges = TokenRanges.of((0, first, end) for first, end in found["ranges"])
+        token_count = found.get("tokens", ranges.token_count)
+        are_numbers = type(fill) is type(token_count) is int and fill >= 0
+        if not (isinstance(name, str) and are_numbers and len(ranges)):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidCorpus(place, problem) from error
+    return _Record(name, fill, ranges, token_count)

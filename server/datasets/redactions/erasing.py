@@ -1,7 +1,8 @@
 """Erases the redacted tokens of a dataset from its disk: each file that has any is replaced by a
 new one. It can be interrupted at any moment, and the same command goes on.
 
-    begin     computes what the content will be, and writes that to the list
+    begin     computes what the content will be, records what is erased (erased_files.py), and
+              writes both to the list
     replace   for each file: a copy beside it, overwritten, synced, checked, renamed
 
 From the moment at which the list says it, servers refuse rows that need these tokens. They serve
@@ -36,7 +37,7 @@ from ...storage.local.replacing import (
 )
 from ...storage.store import TokenStore
 from ..content import Content, fingerprint_of, fingerprint_of_file, full_digest
-from .erased_files import record
+from .erased_files import attribute_of, record
 from .list_content import ErasedFile, Erasure, ListContent
 from .list_writing import now, write_list
 from .overlay import Overlay, files_left, overlay_of
@@ -60,6 +61,8 @@ def begin(
     tokens cannot be replaced, then nothing was written.
     """
     before = content.erasure
+    if before is not None:
+        record(store, before, content.fill, is_listed=True)  # a replica may come without it
     listed = content.list_of(len(content.additions))
     if before is not None and before.list_hash == listed.hash:
         left = [one.file for one in files_left(store, content)]
@@ -81,6 +84,8 @@ def begin(
         files=tuple(ErasedFile(file, _fingerprint(store, over, file)) for file in files),
         when=now(),
     )
+    # Before the list says it: what cannot be recorded is not begun.
+    record(store, erasure, content.fill, is_listed=False)
     written = replace(content, erasure=erasure)
     write_list(path, written, store.shards[0].path)
     return written
@@ -89,18 +94,17 @@ def begin(
 def replace_files(content: ListContent, store: TokenStore) -> None:
     """Replace the files that still have tokens which a list says are erased.
 
-    content: what `begin` returned; the list and the records are locked.  store: of the files as
+    content: what `begin` returned; list and records are locked.  store: of the files as
     they are.  Raises: InvalidCorpus, WriteFailed.
     """
     erasure = content.erasure
     assert erasure is not None
     over, logged_at = overlay_of(store, store.files.read, content), time.monotonic()
     left = files_left(store, content)
-    record(store, erasure, content.fill)
     for erased in erasure.files:
         remove_unused_copy(_path_of(store, erased.file))
     for place, erased in enumerate(left):
-        _replace(store, erased, over, erasure.ranges.of_file(erased.file))
+        _replace(store, erased, over, content)
         if time.monotonic() - logged_at >= _PROGRESS_SECONDS:
             logged_at = time.monotonic()
             _LOG.info("erasing files=%d of=%d", place + 1, len(left))
@@ -192,8 +196,10 @@ def _path_of(store: TokenStore, file: int) -> str:
     return door_of(path).real(path)
 
 
-def _replace(store: TokenStore, erased: ErasedFile, over: Overlay, ranges: TokenRanges) -> None:
+def _replace(store: TokenStore, erased: ErasedFile, over: Overlay, content: ListContent) -> None:
     """Replace a file by one without its erased tokens.  Raises: InvalidCorpus, WriteFailed."""
+    assert content.erasure is not None
+    ranges = content.erasure.ranges.of_file(erased.file)
     path = _path_of(store, erased.file)
     layout, facts = store.shards[erased.file].layout, store.files.facts[erased.file]
     with open_local_file(path) as original, copy_beside(original) as copy:
@@ -209,4 +215,4 @@ def _replace(store: TokenStore, erased: ErasedFile, over: Overlay, ranges: Token
         if not copy.is_of(facts) or fingerprint_of_file(layout, read) != erased.fingerprint:
             problem = "is not the file whose tokens are erased, or was modified"
             raise InvalidCorpus(path, f"{problem}; restore it, or the list")
-        copy.take_place()
+        copy.take_place(attribute_of(ranges, content.fill))

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...runtime.exceptions import log_safe_name
-from ...runtime.small_files import has_name, replace_file
+from ...runtime.small_files import give, has_name, replace_file
 from .list_content import ListContent
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -62,11 +62,16 @@ def _locked(path: str, lock_path: str) -> tuple[int, bool]:
 
 
 def _opened(lock_path: str) -> tuple[int, bool]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(lock_path, flags | os.O_EXCL, 0o666), True
-    except FileExistsError:
-        return os.open(lock_path, flags, 0o666), False
+    """Return an open file that those may lock who may write to its folder, and if it is new."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        with suppress(FileExistsError):
+            descriptor = os.open(lock_path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            folder = os.stat(os.path.dirname(lock_path) or ".")
+            give(descriptor, folder, (folder.st_mode & 0o222) * 3)
+            return descriptor, True
+        with suppress(FileNotFoundError):  # removed meanwhile
+            return os.open(lock_path, flags), False
 
 
 def _lock(path: str, descriptor: int) -> None:
@@ -88,7 +93,7 @@ def write_list(path: str, content: ListContent, like: str = "") -> None:
     except ValueError as error:
         raise InvalidCorpus(path, str(error)) from error
     try:
-        replace_file(path, written, like=like)
+        replace_file(path, written, like=[like])
     except OSError as error:
         raise WriteFailed(path, f"cannot be written: {error.strerror}; {_ELSEWHERE}") from error
 

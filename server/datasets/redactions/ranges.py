@@ -102,6 +102,13 @@ class TokenRanges:
         own = slice(*np.searchsorted(self.files, (file, file + 1)))
         return TokenRanges(self.files[own], self.first_tokens[own], self.end_tokens[own])
 
+    def cover(self, first_tokens: Numbers, end_tokens: Numbers) -> npt.NDArray[np.bool_]:
+        """Return which other ranges of a file, int64[n] each, these have whole, bool[n]; these are
+        of one file.
+        """
+        at = np.searchsorted(self.first_tokens, first_tokens, side="right") - 1
+        return end_tokens <= np.append(self.end_tokens, -1)[at]  # -1: of one before all of these
+
     def contains(self, file: int, first_token: int, count: int) -> npt.NDArray[np.bool_]:
         """Return which tokens of a part of a file they have, bool[count]."""
         own = self.of_file(file)

@@ -19,6 +19,7 @@ from tokenfeed import __version__
 
 from ...runtime.http_server import Page
 from ...runtime.process import memory_limit, use
+from ...storage.objects.counts import REQUESTS
 from ..activity import BOUNDS, FrameCounts, Histogram, Labels
 from .server_state import ServerState
 
@@ -118,6 +119,19 @@ class _ServerCollector(Collector):
             "Bytes of which reading was started before they were needed.",
             label,
             {key: read.advised_bytes for key, read in reads.items()},
+        )
+        requests = REQUESTS.by_reason
+        yield _counter(
+            "tokenfeed_object_gets",
+            "Requests to object stores, by what they were for.",
+            ("reason",),
+            {(reason,): each.gets for reason, each in requests.items()},
+        )
+        yield _counter(
+            "tokenfeed_object_bytes",
+            "Bytes that came from object stores, by what they were for.",
+            ("reason",),
+            {(reason,): each.size_bytes for reason, each in requests.items()},
         )
         shares = {key: self._state.warm_up.share(store) for key, store in stores.items()}
         yield _gauge(

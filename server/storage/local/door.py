@@ -8,7 +8,7 @@ import os
 import stat
 
 from ...runtime.small_files import put_file, read_regular
-from ..door import Entry, unreadable
+from ..door import ERASED_ATTRIBUTE, Entry, unreadable
 from ..open_file import OpenFile
 from .choice import open_bytes
 from .files import open_local_file, version_of
@@ -72,6 +72,13 @@ class LocalDoor:
     def open(self, path: str) -> OpenFile:
         """Open a file, for a with block.  Raises: InvalidCorpus."""
         return open_local_file(path)
+
+    def erased(self, path: str) -> bytes:
+        """Return what an erasure has written on a file; b"" if that is nothing."""
+        try:
+            return os.getxattr(path, ERASED_ATTRIBUTE)
+        except OSError:  # most files have none, and many file systems
+            return b""
 
     def content(self, path: str, bytes_max: int) -> bytes | None:
         """Return the content of a file that lies beside others; None if there is none."""

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...runtime.small_files import has_name, sync_folder
 from ..bytes import FileFacts
+from ..door import ERASED_ATTRIBUTE
 from .files import LocalFile
 
 CURE = "and run the same command again"
@@ -74,11 +76,18 @@ class Copy:
         is_known = (status.st_size, status.st_mtime_ns) == (facts.size_bytes, facts.mtime_ns)
         return is_known and os.path.samestat(status, self._original.status)
 
-    def take_place(self) -> None:
-        """Rename it, with the attributes of the file.  Raises: OSError."""
+    def take_place(self, erased: bytes) -> None:
+        """Rename it, with the attributes of the file.  erased: what it says of itself from then on,
+        where its file system can keep that.  Raises: OSError.
+        """
         path = self._original.path
         # Last: a copy that can only be read could not be removed by the next command.
         shutil.copystat(path, _copy_of(path))
+        mode = os.fstat(self._descriptor).st_mode
+        os.fchmod(self._descriptor, mode | stat.S_IWUSR)  # else its owner may set no attribute
+        with suppress(OSError):
+            os.setxattr(self._descriptor, ERASED_ATTRIBUTE, erased)
+        os.fchmod(self._descriptor, stat.S_IMODE(mode))
         os.utime(self._descriptor)
         os.replace(_copy_of(path), path)
         sync_folder(os.path.dirname(path))

@@ -83,16 +83,17 @@ def test_a_trainer_of_transformers_that_would_take_batches_for_rows_is_refused(
             next(iter(loader))
 
 
-def test_lightning_gets_no_state_that_is_a_batch_ahead(scripted: ScriptedServer) -> None:
-    """It takes a batch ahead of a loader without a length; an epoch has one."""
+@pytest.mark.parametrize("data", [the_feed, an_epoch])
+def test_lightning_gets_no_state_that_it_would_not_resume_from(
+    scripted: ScriptedServer, data: Data
+) -> None:
+    """It takes a batch ahead of a feed, and restores no epoch that has ended."""
     source = "def states(loaders): return [loader.state_dict() for loader in loaders]"
     states = of_module("lightning.pytorch.utilities.combined_loader", source)
     with RemoteBatches(scripted.address, 3, 5, order="shuffled") as feed:
         next(feed)
-        with pytest.raises(InvalidRequest, match=r"^train_dataloader: has no length, so Lightning"):
-            states([feed])
-
-        assert states([feed.epoch(0)]) == [feed.state_dict()]
+        with pytest.raises(InvalidRequest, match=r"^train_dataloader: .*lightning\.FeedData"):
+            states([data(feed)])
 
 
 def test_a_feed_that_is_pickled_says_where_to_make_it() -> None:

@@ -92,17 +92,6 @@ def test_describe_and_show_work_without_torch(
     assert shown.startswith("sample 0: 'First Citizen:\\nBefore we proceed any further, hear me")
 
 
-def test_the_quickstart_shows_rows_and_tokens_per_second(tmp_path: Path) -> None:
-    """The first thing that a newcomer runs."""
-    printed = run(ROOT / "examples" / "quickstart.py", "--seconds", "0.5", cwd=tmp_path)
-
-    assert re.search(r"made quickstart-data/train.bin: [\d,]+ tokens from \d+ pages", printed)
-    assert re.search(r"tokenfeed \S+ listening on 127.0.0.1:\d+", printed)
-    assert re.search(r"\d+ million tokens/s", printed)
-    x, y = re.search(r"x\[0\]: \[(.*)\] ...\ny\[0\]: \[(.*)\] ...", printed).groups()
-    assert x.split(", ")[1:] == y.split(", ")[:-1]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(

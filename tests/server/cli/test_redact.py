@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -293,14 +296,66 @@ def test_a_server_goes_on_while_its_tokens_are_erased(
 
 
 def test_servers_that_do_not_take_it_up_are_named(
-    corpus: list[str], serve: Serve, capsys: pytest.CaptureFixture[str]
+    corpus: list[str],
+    serve: Serve,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """One with another dataset, one that is not there: the erasure itself is done."""
     server = serve("--data", corpus[1])
     words = [corpus[0], "--range=0:100:900", "--erase", *DELIMITER, "--wait-seconds=0.5"]
     assert main([*words, "--wait", server.address, "--wait=127.0.0.1:1"]) == 1
 
-    error = capsys.readouterr().err
-    assert f"{server.address} does not serve this dataset" in error
-    assert "127.0.0.1:1" in error
-    assert "the files are erased, run it again to wait" in error
+    assert f"{server.address} does not serve this dataset" in caplog.text
+    assert "127.0.0.1:1 cannot be asked: " in caplog.text
+    behind = f"not taken up after 0.5 s by {server.address}, 127.0.0.1:1"
+    assert f"{behind}; the files are erased, run it again to wait" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["feed.example:{}", "dns:///feed.example:{}"])
+def test_each_server_of_a_name_is_asked(
+    serve: Serve,
+    corpus: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+) -> None:
+    """A headless service of Kubernetes is one name of all replicas; who is behind is named."""
+    first = serve("--data", *corpus, "--host", "127.0.0.1")
+    port = int(first.address.rpartition(":")[2])
+    serve("--data", *corpus, "--host", "127.0.0.2", "--immutable", port=port)
+    found = ["127.0.0.1", "127.0.0.2"]
+
+    def getaddrinfo(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        assert host == "feed.example"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    name = target.format(port)
+    words = [*corpus, "--range=0:100:900", "--erase", *DELIMITER, "--wait", name]
+    with caplog.at_level("INFO"):
+        assert main([*words, "--wait-seconds=4"]) == 1
+    assert f"{name} (ipv4:127.0.0.1:{port}) has taken it up, after " in caplog.text
+    behind = f"{name} (ipv4:127.0.0.2:{port})"
+    assert f"{behind} still has tokens that are erased" in caplog.text
+    assert f"not taken up after 4 s by {behind}; the files are" in capsys.readouterr().err
+
+    found.pop()
+    assert main(words) == 0
+
+
+def test_a_name_that_is_unknown_ends_the_wait_in_time(
+    corpus: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The resolver of a system may hang for half a minute."""
+    ended = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: ended.wait(30) and [])
+    words = [*corpus, "--range=0:100:900", "--erase", *DELIMITER, "--wait-seconds=0.5"]
+    try:
+        began = time.monotonic()
+        assert main([*words, "--wait=feed.example:1"]) == 1
+        assert time.monotonic() - began < 20
+    finally:
+        ended.set()
+    assert "feed.example:1 is not resolved yet" in caplog.text

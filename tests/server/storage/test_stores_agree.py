@@ -18,7 +18,7 @@ from tests.server.conftest import options
 from tests.server.requests import batches
 from tests.support.gathering import gather_block
 from tests.support.memory_store import MemoryStore
-from tests.support.stores import STORES, memory_store, pread_store
+from tests.support.stores import STORES, memory_store, object_store, pread_store
 from tests.support.waiting import let_time_pass
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Pieces, Spans
@@ -89,7 +89,7 @@ def test_every_store_gathers_the_same_rows_of_any_spans(data: st.DataObject) -> 
         paths = [str(Path(folder) / f"{index}.bin") for index in range(len(arrays))]
         for path, array in zip(paths, arrays, strict=True):
             array.tofile(path)
-        for open_store in (*WAYS.values(), memory_store):
+        for open_store in (*WAYS.values(), memory_store, object_store):
             store = opened.enter_context(
                 closing(open_store("train", paths, options(arrays[0].dtype.str), PollRate()))
             )

@@ -4,22 +4,28 @@ list; and a copy that was erased less than the list says is what it is.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.conftest import WriteTokens
-from tests.support.redacted_corpora import ERASE, redact
+from tests.support.redacted_corpora import ERASE, has_attributes, redact
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import PlaneOptions
+from tokenfeed.server.datasets.redactions import erased_files, erasing
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.inspect import main as inspect
 from tokenfeed.server.storage.formats import FormatOptions
@@ -27,6 +33,12 @@ from tokenfeed.server.verify import main as verify
 from tokenfeed.stream import identity
 
 UNLISTED = "has erased tokens"
+
+
+needs_attributes = pytest.mark.skipif(
+    not has_attributes(Path(tempfile.gettempdir())),
+    reason="the file system of temporary files has no attributes",
+)
 
 
 @contextmanager
@@ -147,6 +159,158 @@ def test_a_list_elsewhere_hides_nothing(write_tokens: WriteTokens, tmp_path: Pat
         pass
 
 
+def test_what_is_recorded_grows_with_what_is_erased(write_tokens: WriteTokens) -> None:
+    """A record that repeated all earlier ranges would soon be more than can be read again."""
+    path = write_tokens(np.arange(1, 3000))
+    for first in range(0, 12, 2):
+        redact(path, f"--range=0:{first}:{first + 1}", *ERASE)
+    lines = [json.loads(line) for line in (path.parent / RECORD).read_text().splitlines()]
+
+    assert [line["ranges"] for line in lines] == [[[n, n + 1]] for n in range(0, 12, 2)]
+
+
+def test_what_cannot_be_recorded_is_not_erased(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of it would be erased for good, and the dataset be refused."""
+    place = files[0].parent / RECORD
+    before = {each: each.read_bytes() for each in (*files, place)}
+    monkeypatch.setattr(erased_files, "BYTES_MAX", place.stat().st_size + 30)
+    words = [*map(str, files[:2]), "--range=t2.bin:5:9", *ERASE]
+    assert main(words) == 1
+    assert f"{place}: would have " in capsys.readouterr().err
+
+    assert {each: each.read_bytes() for each in before} == before
+    assert erased(*files[:2]) == [(0, 1000, 2001)]
+    monkeypatch.undo()
+    assert main(words) == 0
+    assert erased(*files[:2]) == [(0, 1000, 2001), (1, 5, 9)]
+
+
+@pytest.mark.parametrize("token", [0, 9])
+def test_what_is_recorded_stops_nothing_before_it_is_listed(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, token: int
+) -> None:
+    """The command may be killed in between. Its tokens may all be the fill already."""
+    path = write_tokens(np.full(3000, token))
+    monkeypatch.setattr(erasing, "write_list", lambda *_: sys.exit(9))
+    with pytest.raises(SystemExit):
+        main([str(path), "--range=0:5:9", *ERASE])
+    monkeypatch.undo()
+
+    assert erased(path) == []
+    redact(path, "--range=0:5:9", *ERASE)
+    assert erased(path) == [(0, 5, 9)]
+
+
+WAYS = {
+    "renamed": "mv t.bin new.bin",
+    "moved": "mkdir other && mv t.bin other/new.bin && ln -s other/new.bin",
+    "linked": "mkdir other && ln t.bin other/new.bin && ln -s other/new.bin",
+    "linked by symbol": "mv t.bin blob && ln -s blob new.bin",
+    "copied with attributes": "mkdir other && cp -a t.bin other/new.bin && ln -s other/new.bin",
+}
+
+
+@needs_attributes
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("count", [1, 100])
+def test_an_erased_file_is_known_by_another_name(
+    write_tokens: WriteTokens, way: str, count: int
+) -> None:
+    """A record has names; an attribute of the file goes where it goes."""
+    path = write_tokens(np.arange(1, 3000), "s/t.bin")
+    redact(path, *(f"--range=0:{first}:{first + 1}" for first in range(5, 205, 2)[:count]), *ERASE)
+    (latest,) = hidden(path, LIST)
+    older = shutil.copy(latest, path.parent / "older")
+    redact(path, "--range=0:900:901", *ERASE)
+    subprocess.run(["sh", "-ec", WAYS[way]], cwd=path.parent, check=True)
+    new = path.parent / "new.bin"
+
+    # The older list has all ranges that fit into the attribute, but not all that were erased.
+    for place in (None, str(older)):
+        with pytest.raises(InvalidCorpus, match=UNLISTED) as raised, opened(new, redactions=place):
+            pass
+        assert raised.value.subject == str(new)
+        assert "user.tokenfeed.erased" in raised.value.problem
+    with opened(new, redactions=str(latest)) as dataset:
+        assert dataset.redactions is not None
+        assert dataset.redactions.erased is not None
+        assert dataset.redactions.erased.ranges.token_count == count + 1
+
+
+def test_a_file_that_was_restored_in_place_is_opened(write_tokens: WriteTokens) -> None:
+    """cp and rsync --inplace write to the file that is there, which keeps its attribute."""
+    path = write_tokens(np.arange(1, 3000), "s/t.bin")
+    original = path.read_bytes()
+    redact(path, "--range=0:5:9", *ERASE)
+    new = path.rename(path.parent / "other.bin")
+    new.write_bytes(original)
+
+    assert erased(new) == []
+    redact(new, "--range=0:50:90", *ERASE)
+    assert erased(new) == [(0, 50, 90)]
+
+
+@needs_attributes
+def test_a_damaged_attribute_is_refused(write_tokens: WriteTokens) -> None:
+    """What it said may be in no list."""
+    path = write_tokens(np.arange(1, 3000))
+    os.setxattr(path, "user.tokenfeed.erased", b"{")
+    with (
+        pytest.raises(InvalidCorpus, match=r"a damaged attribute user\.tokenfeed\.erased"),
+        opened(path),
+    ):
+        pass
+
+
+def test_a_file_system_without_attributes_has_records_alone(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS before 4.2, for example."""
+
+    def unsupported(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    for name in ("getxattr", "setxattr", "listxattr"):
+        monkeypatch.setattr(os, name, unsupported)
+    path = write_tokens(np.arange(1, 3000), "s/t.bin")
+    redact(path, "--range=0:5:9", *ERASE)
+
+    assert erased(path) == [(0, 5, 9)]
+    (of_list,) = hidden(path, LIST)
+    of_list.unlink()
+    with pytest.raises(InvalidCorpus, match=RECORD), opened(path):
+        pass
+
+
+def test_a_record_is_read_by_who_reads_any_of_its_files(write_tokens: WriteTokens) -> None:
+    """Of another file of the folder only its owner may know more."""
+    paths = [write_tokens(np.arange(n, 3000), f"s/t{n}.bin") for n in (1, 2)]
+    for path, mode in zip(paths, (0o644, 0o600), strict=True):
+        path.chmod(mode)
+        redact(path, "--range=0:5:9", *ERASE)
+
+    assert (paths[0].parent / RECORD).stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(("folder", "lock"), [(0o2775, 0o660), (0o755, 0o600), (0o1777, 0o666)])
+def test_who_may_write_to_a_folder_may_erase_in_it(
+    write_tokens: WriteTokens, folder: int, lock: int
+) -> None:
+    """Also after root, often with a narrow umask."""
+    path = write_tokens(np.arange(1, 3000), "s/t.bin")
+    path.parent.chmod(folder)
+    before = os.umask(0o077)
+    try:
+        redact(path, "--range=0:5:9", *ERASE)
+    finally:
+        os.umask(before)
+
+    found = [each.stat().st_mode & 0o777 for each in hidden(path, ".lock")]
+    assert found == [lock, lock]
+
+
 def test_a_file_with_a_name_as_long_as_can_be_is_opened(write_tokens: WriteTokens) -> None:
     """There can be no list beside it, whose name would be longer."""
     path = write_tokens(np.arange(1, 300), f"{'n' * 250}.bin")
@@ -190,6 +354,8 @@ def test_a_lost_list_is_noticed(
     assert UNLISTED in capsys.readouterr().err
     (path.parent / RECORD).unlink()
     of_list.unlink(missing_ok=True)
+    with suppress(OSError):
+        os.removexattr(path, "user.tokenfeed.erased")
     assert inspect([str(path)]) == 0
     # The digest beside the files is that of what they hold now.
     digest = next(line for line in with_list.splitlines() if "digest: " in line)

@@ -491,6 +491,21 @@ def test_a_file_of_nothing_but_the_fill_is_opened(
     assert known(open_(*paths)) == before
 
 
+def test_delimiters_alone_are_not_taken_for_halves_of_wider_tokens(
+    open_: Open, write_tokens: WriteTokens
+) -> None:
+    """They may all lie at even places, and every other token is 0."""
+    tokens = np.random.default_rng(1).integers(8, 60_000, 4000)
+    tokens[::20] = 7
+    path = write_tokens(tokens)
+    before = known(open_(path))
+    redact(path, "--range=0:0:4000", "--erase", "--document-end-token=7")
+    redact(path, "--erase", "--document-end-token=7")
+
+    assert known(open_(path)) == before
+    assert np.array_equal(np.fromfile(path, "<u2"), np.where(tokens == 7, tokens, 0))
+
+
 def test_many_ranges_are_read_and_written_in_blocks(
     open_: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:

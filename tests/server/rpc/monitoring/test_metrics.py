@@ -96,6 +96,7 @@ def test_names_are_those_of_the_documents_and_labels_are_bounded(
     assert {name for found in samples(server).values() for one in found for name, _ in one} == {
         "dataset",
         "order",
+        "reason",
         "le",
         "version",
     }

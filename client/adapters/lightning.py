@@ -1,0 +1,272 @@
+"""Lightning's Trainer: a DataModule of feeds. Its state in Lightning's checkpoints is that of what
+the weights have learned.
+
+Lightning writes checkpoints at many moments: behind a step, behind a validation, in the middle of a
+step that accumulates gradients, after an exception. A batch that was read may not be learned then;
+an optimizer's step tells, which Lightning counts as `global_step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from tokenfeed.errors import InvalidRequest
+
+from ..batches.remote import RemoteBatches, RichBatch
+from ..device.target_mask import IGNORED_TARGET
+
+Make = Callable[..., RemoteBatches]
+Form = Callable[[RichBatch], Any]
+
+
+class FeedData(LightningDataModule):  # type: ignore[misc]
+    """A feed to train on and feeds to validate on, for `trainer.fit(model, datamodule=data)`.
+
+        data = FeedData(
+            partial(RemoteBatches, "host:50051", 32, 2048, dataset="web", order="shuffled"),
+            partial(RemoteBatches, "host:50051", 32, 2048, dataset="val", order="sequential"),
+        )
+
+    An epoch of Lightning has the whole batches of an epoch of the feed; it goes on where the last
+    one ended. A feed that ends (num_batches, or max_epochs of a mixture) is one epoch, and ends the
+    training. Of a feed without epochs, max_steps or limit_train_batches says how long one is.
+    A validation reads a whole epoch of its feed each time, in equally many batches on every rank;
+    rows that fill up the last one have y = -100 throughout: see `log_loss`.
+    """
+
+    def __init__(
+        self,
+        train: Make,
+        validation: Make | Sequence[Make] = (),
+        *,
+        form: Form | None = None,
+        allow: Collection[str] = (),
+    ) -> None:
+        """Remember what to make; does no I/O.
+
+        train, validation: make a feed, of rank=, world_size= and device=, which Lightning knows.
+        form: makes what the model's steps get of a batch of `feed.batches()`; by default they get
+        (x, y).  allow: is passed to `load_state_dict` of the training feed.
+        """
+        super().__init__()
+        self.feed: RemoteBatches | None = None
+        """The one to train on, once Lightning has asked for it."""
+        self._train, self._form, self._allow = train, form, allow
+        self._validation = [validation] if callable(validation) else list(validation)
+        self._batches: _Batches | None = None
+        self._validation_feeds: list[RemoteBatches] = []
+        self._loaded: dict[str, Any] = {}
+
+    def train_dataloader(self) -> _Batches:
+        """Return the batches from the loaded state on, or behind what this Trainer has trained on.
+
+        Raises: InvalidRequest with overfit_batches, for an endless feed without a limit, or if the
+        ranks have different numbers of batches; as for a feed.
+        """
+        trainer = self._fitting()
+        if trainer.overfit_batches:
+            problem = "would repeat batches, and a feed goes on; pass num_batches and max_epochs"
+            raise InvalidRequest("overfit_batches", problem)
+        state = self._loaded or (self.state_dict() if trainer.global_step else {})
+        if self.feed is not None:
+            self.feed.close()
+        self.feed = self._open(self._train)
+        if state:
+            self.feed.load_state_dict(state["feed"], allow=self._allow)
+        self._batches = _Batches(self.feed, trainer, self._form, state)
+        self._loaded = {}
+        return self._batches
+
+    def val_dataloader(self) -> list[_Epoch]:
+        """Return the batches of each validation feed, from its beginning at each `for`."""
+        self._close_validation()
+        self._validation_feeds = [self._open(make) for make in self._validation]
+        return [_Epoch(feed, self._form) for feed in self._validation_feeds]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of what the weights have learned, which Lightning puts into all of its
+        checkpoints; {} before the training.
+        """
+        return self._loaded if self._loaded or self._batches is None else self._batches.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember where to train on; a `trainer.validate` or `test` moves nothing."""
+        if self.trainer is None or self.trainer.state.fn in (None, TrainerFn.FITTING):
+            self._loaded = state
+
+    def teardown(self, stage: str) -> None:
+        """Close the feeds; the state stays."""
+        self._close_validation()
+        if self.feed is not None and stage == TrainerFn.FITTING:
+            self.feed.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Close the feeds, as Lightning does not call `teardown` then."""
+        self.teardown(TrainerFn.FITTING)
+
+    def _fitting(self) -> Trainer:
+        if self.trainer is None:
+            raise InvalidRequest("datamodule", "has no trainer; pass it to trainer.fit")
+        return self.trainer
+
+    def _open(self, make: Make) -> RemoteBatches:
+        """Make a feed with the data-parallel coordinates of Lightning's strategy: ranks that share
+        the tensors of one model get the same rows.
+        """
+        trainer = self._fitting()
+        ranks = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
+        return make(
+            rank=ranks["rank"],
+            world_size=ranks["num_replicas"],
+            device=trainer.strategy.root_device,
+        )
+
+    def _close_validation(self) -> None:
+        for feed in self._validation_feeds:
+            feed.close()
+
+
+def log_loss(module: LightningModule, name: str, losses: Tensor, y: Tensor) -> Tensor:
+    """Log the mean loss of all targets of an epoch, over all batches and ranks.
+
+    `module.log(name, mean)` would give a batch with few targets the weight of a full one, and one
+    without any is not a number.
+    losses: one for each target, 0 where y is -100: `cross_entropy(..., reduction="none")`.  y: of
+    the batch.  Returns: the mean of this batch, 0 if it has no target.
+    """
+    targets = int((y != IGNORED_TARGET).sum())
+    mean = losses.sum() / max(1, targets)
+    # A float: Lightning averages the weights over ranks, and would round integers down.
+    weight: Any = float(targets)
+    module.log(name, mean, batch_size=weight, on_step=False, on_epoch=True, sync_dist=True)
+    return mean
+
+
+class _Batches:
+    """The batches of a feed for Lightning's fit loop. Their number is known, so that Lightning
+    reads none ahead: what was read last is what is trained on.
+    """
+
+    def __init__(
+        self, feed: RemoteBatches, trainer: Trainer, form: Form | None, state: dict[str, Any]
+    ) -> None:
+        """state: of FeedData, that the feed has loaded; or {}."""
+        self._feed, self._trainer = feed, trainer
+        self._source: Iterator[Any] = iter(feed) if form is None else map(form, feed.batches())
+        ranks = trainer.distributed_sampler_kwargs or {"num_replicas": 1}
+        self._stride = feed.batch_size * ranks["num_replicas"]
+        self._progress = trainer.fit_loop.epoch_loop.batch_progress
+        if state:
+            self._restore_progress(**{k: v for k, v in state.items() if k != "feed"})
+        self._left = feed.batches_left
+        self._length = self._epoch_length()
+        self._require_equal_lengths()
+        self._fetched = 0
+        self._processed_before = self._progress.total.processed
+        self._has_ended = False
+        self._open_step = feed.state_dict(), 0
+        self._step = trainer.global_step
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        if self._trainer.global_step != self._step:
+            # The first batch of another step: before it is read, so that no Ctrl-C comes between.
+            self._open_step = self._feed.state_dict(), self._fetched
+            self._step = self._trainer.global_step
+        batch = next(self._source, None)
+        if batch is None and self._has_ended:
+            problem = "end before min_steps or min_epochs of the Trainer; lower these"
+            raise InvalidRequest("num_batches", problem)
+        if batch is not None:
+            self._fetched += 1
+        if batch is None or self._fetched == self._left:
+            # Or Lightning would begin one empty epoch after another.
+            self._has_ended = self._trainer.should_stop = True
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of FeedData."""
+        is_learned = self._trainer.global_step != self._step
+        state, learned = (self._feed.state_dict(), self._fetched) if is_learned else self._open_step
+        processed = self._progress.total.processed - self._processed_before
+        return {
+            "feed": state,
+            "batch_samples": self._stride,
+            "batches_to_repeat": processed - learned,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {}: FeedData has the state. Lightning warns of loaders without this."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: FeedData has loaded the state, also where Lightning would load none."""
+
+    def _restore_progress(self, batch_samples: int, batches_to_repeat: int) -> None:
+        """Set Lightning's counters of batches to what the weights have learned, in batches of the
+        present number of ranks: it counts by them where a step and an epoch end.
+        """
+        current, total = self._progress.current, self._progress.total
+        if batches_to_repeat > 0 or current.ready > current.processed:
+            self._progress.is_last_batch = False  # it was read, and is still to come
+        learned = (current.processed - batches_to_repeat) * batch_samples // self._stride
+        moved = learned - current.processed
+        for counts in (current, total):
+            if batches_to_repeat > 0:  # in the middle of a step: the step before was complete
+                counts.ready = counts.started = counts.completed = counts.processed
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(counts, name, getattr(counts, name) + moved)
+
+    def _epoch_length(self) -> int:
+        trainer = self._trainer
+        done: int = self._progress.current.processed if trainer.fit_loop.restarting else 0
+        if self._left is not None:
+            return done + self._left
+        if self._feed.position.epoch is not None:
+            return max(1, self._feed.batches_per_epoch)
+        if trainer.max_steps != -1:
+            steps = max(0, trainer.max_steps - trainer.global_step)
+            return done + int(steps * trainer.accumulate_grad_batches)
+        if isinstance(trainer.limit_train_batches, int):
+            return int(trainer.limit_train_batches)
+        raise InvalidRequest(
+            "max_steps", "is missing: this feed is endless. Pass it, or limit_train_batches=N"
+        )
+
+    def _require_equal_lengths(self) -> None:
+        """Raise InvalidRequest on all ranks if one has more batches: it would wait for the others
+        for ever.
+        """
+        strategy = self._trainer.strategy
+        own = torch.tensor([self._length, -self._length], device=strategy.root_device)
+        longest, shortest = strategy.reduce(own, reduce_op="max").tolist()
+        if longest != -shortest:
+            problem = f"differ: one rank has {-shortest} batches, another one {longest}"
+            raise InvalidRequest("num_batches", f"{problem}. Make the same feed on all ranks")
+
+
+class _Epoch:
+    """A whole epoch of a feed, from its beginning at each `for`."""
+
+    def __init__(self, feed: RemoteBatches, form: Form | None) -> None:
+        self._epoch, self._form = feed.epoch(0, tail="pad"), form
+
+    def __len__(self) -> int:
+        return len(self._epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        form = self._form
+        return iter(self._epoch) if form is None else map(form, self._epoch.batches())

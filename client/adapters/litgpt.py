@@ -1,0 +1,126 @@
+"""litgpt's `pretrain`: a data module whose position is in litgpt's own checkpoints.
+
+Fabric takes nothing but a DataLoader of torch, and saves the state of one that has a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from litgpt.data import DataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from tokenfeed.errors import InvalidRequest
+
+from ..batches.remote import RemoteBatches, RichBatch, TorchEpoch
+
+
+class FeedData(DataModule):  # type: ignore[misc]
+    """A feed to train on and one to validate on.
+
+        litgpt pretrain pythia-160m --data tokenfeed.client.adapters.litgpt.FeedData \\
+            --data.target host:50051 --data.dataset web --data.validation web-val
+
+    litgpt reads a batch of each loader that it does not train on, where it ends: the checkpoint
+    "final" is a batch behind the weights' position. With num_batches, the number of iterations in
+    all (`train.max_tokens` divided by the tokens of a batch of all ranks), the feed ends there
+    itself, and "final" is exact too. Checkpoints of save_interval always are.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        validation: str,
+        dataset: str | None = None,
+        order: str = "shuffled",
+        seed: int = 0,
+        num_batches: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Remember what to make; does no I/O.
+
+        validation: names the dataset of which each validation reads the first windows, in the order
+        of the corpus.  options: are further arguments of the training feed, such as mixture.  The
+        others mean what they do for RemoteBatches.
+        """
+        super().__init__()
+        self._target, self._validation = target, validation
+        own = {"dataset": dataset, "order": order, "seed": seed, "num_batches": num_batches}
+        given: dict[str, Any] = {**own, **(options or {})}
+        self._given = {name: value for name, value in given.items() if value is not None}
+        self._shape = 1, 1
+
+    def connect(
+        self,
+        tokenizer: object = None,
+        batch_size: int = 1,
+        max_seq_length: int | None = None,
+        **_: object,
+    ) -> None:
+        """Remember the shape of a batch; litgpt calls this.
+
+        tokenizer: is not used.  batch_size: rows of a rank.  max_seq_length: is the context length.
+        """
+        if max_seq_length is None:
+            raise InvalidRequest("max_seq_length", "is missing; it is the context length")
+        self._shape = batch_size, max_seq_length
+
+    def train_dataloader(self) -> FeedLoader:
+        """Return the loader of the training feed: litgpt restores its position."""
+        feed = RemoteBatches(self._target, *self._shape, **self._given)
+        return FeedLoader(feed, feed)
+
+    def val_dataloader(self) -> FeedLoader:
+        """Return the loader of the whole batches of the validation set, from the first at each
+        `for`.
+        """
+        validation, order = self._validation, "sequential"
+        feed = RemoteBatches(self._target, *self._shape, dataset=validation, order=order)
+        return FeedLoader(feed, feed.epoch(0))
+
+
+class FeedLoader(DataLoader[Tensor]):
+    """The rows of a feed, int64 [B, T + 1], as a DataLoader with the feed's state."""
+
+    def __init__(self, feed: RemoteBatches, batches: RemoteBatches | TorchEpoch) -> None:
+        """batches: the feed itself, or an epoch of it."""
+        super().__init__(_Rows(batches), batch_size=None)
+        self.feed = feed
+        self._batches = batches
+
+    def __len__(self) -> int:
+        """Return the batches of the feed, or of an epoch of it.  Raises: InvalidRequest if it is
+        endless.
+        """
+        left = self.feed.batches_left
+        return self.feed.batches_per_epoch if left is None else left
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the feed."""
+        return self.feed.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state into the feed."""
+        self.feed.load_state_dict(state)
+
+
+class _Rows(IterableDataset[Tensor]):
+    """The whole rows of batches, whose targets litgpt takes from them."""
+
+    def __init__(self, batches: RemoteBatches | TorchEpoch) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(_tokens, self._batches.batches())
+
+
+def _tokens(batch: RichBatch) -> Tensor:
+    if batch.num_valid_targets < batch.y.numel():
+        raise InvalidRequest(
+            "y",
+            "is -100 at some targets, and litgpt trains on every token of a row: it has no mask. "
+            'Choose order="shuffled", loss_mask="ignore", no mask_borders and no redactions',
+        )
+    return batch.tokens

@@ -1,0 +1,90 @@
+"""nanochat's loaders: two functions with arguments, batches and state as in nanochat/dataloader.py.
+
+nanochat reads a batch ahead, and saves the state that came with it: it has to be the state before
+that batch. It logs `epoch`, `pq_idx` and `rg_idx` of it. Its models ignore the target -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tokenfeed.errors import InvalidRequest
+
+from ..batches.remote import RemoteBatches
+from ..device.target_mask import IGNORED_TARGET
+
+NANOCHAT_IGNORED = -1
+
+StatefulBatches = Iterator[tuple[Tensor, Tensor, dict[str, Any]]]
+
+
+class Loaders(NamedTuple):
+    """Under the names that scripts/base_train.py imports:
+
+        (
+            tokenizing_distributed_data_loader_with_state_bos_bestfit,
+            tokenizing_distributed_data_loader_bos_bestfit,
+        ) = loaders(partial(RemoteBatches, "host:50051", order="shuffled"), ...)
+
+    with_state: yields inputs, targets and the state before them.  without_state: yields the first
+    two.  Both take (tokenizer, B, T, split, device=..., resume_state_dict=...).
+    """
+
+    with_state: Callable[..., StatefulBatches]
+    without_state: Callable[..., Iterator[tuple[Tensor, Tensor]]]
+
+
+def loaders(
+    train: Callable[..., RemoteBatches], validation: Callable[..., RemoteBatches]
+) -> Loaders:
+    """Return the loaders of two feeds.
+
+    train, validation: make the feed of a split, of batch_size=, context_length= and device=, such
+    as partial(RemoteBatches, "host:50051", dataset="web", order="shuffled"). Each evaluation reads
+    the validation from its beginning. Neither may end: nanochat counts steps by itself.
+    """
+
+    def with_state(
+        tokenizer: object,
+        B: int,
+        T: int,
+        split: str,
+        *_: object,
+        device: torch.device | str = "cuda",
+        resume_state_dict: dict[str, Any] | None = None,
+        **__: object,
+    ) -> StatefulBatches:
+        make = {"train": train, "val": validation}[split]
+        with make(batch_size=B, context_length=T, device=device) as feed:
+            if resume_state_dict is not None:
+                feed.load_state_dict(_feed_state(resume_state_dict))
+            while True:
+                state, position = feed.state_dict(), feed.position
+                batch = next(feed, None)
+                if batch is None:
+                    problem = "ends the feed before nanochat has made its steps; leave it out"
+                    raise InvalidRequest("num_batches", problem)
+                x, y = batch
+                y.masked_fill_(y == IGNORED_TARGET, NANOCHAT_IGNORED)
+                shown = {"epoch": position.epoch or 0, "pq_idx": 0, "rg_idx": position.samples}
+                yield x, y, {**shown, "feed": state}
+
+    def without_state(*given: Any, **options: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((x, y) for x, y, _ in with_state(*given, **options))
+
+    return Loaders(with_state, without_state)
+
+
+def _feed_state(state: dict[str, Any]) -> dict[str, Any]:
+    if "feed" not in state:
+        raise InvalidRequest(
+            "resume_state_dict",
+            f"has only {', '.join(state)}: it is of nanochat's own loader. Begin a new run, or at "
+            "a start_sample",
+        )
+    found: dict[str, Any] = state["feed"]
+    return found

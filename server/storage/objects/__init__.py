@@ -1,0 +1,11 @@
+"""Objects in S3, Google Cloud Storage, Azure and on web servers: a second storage behind the door.
+
+urls.py          a path -> the scheme, the bucket and the key
+buckets.py       one bucket: GETs of pinned objects, lists, how both fail; knows obstore
+credentials.py   which credentials a bucket is opened with
+listing.py       names by folder, and patterns
+door.py          the door: objects are found and opened
+fetcher.py       GETs that are waiting: which one comes next, and the threads that do them
+object_bytes.py  the bytes of the objects of a dataset, row by row
+counts.py        GETs and bytes by reason, for the metrics
+"""

@@ -1,0 +1,343 @@
+"""One bucket: GETs of ranges of pinned objects, lists of names, and how they fail.
+
+The only module that knows obstore. It is imported when a path of objects is used first, and holds
+no GIL while a request is on its way. In a fork of a process that has used it, it would hang for
+ever, so this refuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple, TypeVar, cast
+
+from tokenfeed.commands.extras import missing
+from tokenfeed.errors import InvalidCorpus
+
+from . import credentials
+from .counts import INDEX, REQUESTS
+from .urls import Url
+
+Answer = TypeVar("Answer")
+
+_ANSWER_SECONDS = 20.0
+"""A request without an answer after this long has failed: what hangs is away."""
+_CONNECT_SECONDS = 5.0
+_RETRIES = 2
+RETRY_SECONDS = 5.0
+"""Retries of obstore, with pauses of 0.1 s and more, at random. Its own default, 10 in 3 minutes,
+would hide a store that is away from clients, which can go to another server."""
+_DENIED = ("403 Forbidden", "401 Unauth", "ExpiredToken", "TokenRefreshRequired", "InvalidToken")
+"""In errors without a type of their own: those of lists, and of S3 with status 400 for credentials
+that are not valid any more."""
+_NO_TIME = datetime.fromtimestamp(0, timezone.utc)
+"""What obstore says of an object whose store does not say when it was written."""
+_NOT_AS_ASKED = ("NotPartial", "UnexpectedRange", "NoContentRange", "ParseContentRange")
+
+
+class Changed(OSError):
+    """The pinned content is not there any more."""
+
+
+class Denied(OSError):
+    """The store has refused to answer."""
+
+
+class Away(OSError):
+    """The store has not answered, or not with what was asked for."""
+
+
+class Pin(NamedTuple):
+    """Which content of an object is read: every GET asks for it, and compares what comes.
+
+    size_bytes: of the object.  e_tag: strong, None if it has none.  version: in a bucket that keeps
+    versions; None elsewhere.  modified: when it was written, to the second.
+    """
+
+    size_bytes: int
+    e_tag: str | None
+    version: str | None
+    modified: datetime
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> Pin:
+        """Take it from what obstore says of an object.  Raises: Denied if it can not be pinned."""
+        e_tag, version = meta.get("e_tag"), meta.get("version")
+        # RFC 9110: a weak one never satisfies If-Match.
+        strong = e_tag if e_tag and not e_tag.startswith("W/") else None
+        kept = version if version and version != "null" else None
+        return cls(int(meta["size"]), strong, kept, meta["last_modified"])
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether other content of the same size would be noticed."""
+        return bool(self.e_tag or self.version or self.modified != _NO_TIME)
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """Options of a GET that fails if the content is another one."""
+        found: dict[str, Any] = {}
+        if self.version:
+            found["version"] = self.version
+        if self.e_tag:
+            found["if_match"] = self.e_tag
+        elif not self.version:
+            found["if_unmodified_since"] = self.modified
+        return found
+
+    @property
+    def tag(self) -> str:
+        """A text that other content has not."""
+        return self.version or self.e_tag or f"{self.modified.isoformat()} {self.size_bytes}"
+
+
+class Bucket:
+    """A bucket, or a web server. May be used from several threads at once."""
+
+    def __init__(self, url: Url, store: Any = None) -> None:
+        """Open it; does no I/O.  store: of obstore, instead of that of the URL; for tests.
+
+        Raises: InvalidCorpus if obstore is missing; NoCredentials.
+        """
+        self.url = url
+        self._given = store
+        self._lock = threading.Lock()
+        self._renewed = 0
+        self._store = store or _open(url)
+
+    def get(self, key: str, first: int, end: int, pin: Pin | None, reason: str) -> tuple[Any, Pin]:
+        """Return bytes [first, end) of an object, which support the buffer protocol, and its pin.
+
+        pin: what has to be there; None: any content, and of a shorter object fewer bytes.
+        reason: of counts.py.
+        Raises: FileNotFoundError without a pin; Changed, Denied, Away.
+        """
+        options = {"range": (first, end)} | (pin.conditions if pin else {})
+        found, meta = self._answered(key, options, reason, pin is not None)
+        now = Pin.of(meta)
+        if pin is None:
+            if not now.is_certain:
+                raise Denied(errno.EACCES, "has neither ETag nor time, so no change would be seen")
+            if len(found) != min(end, now.size_bytes) - first:
+                raise Away(errno.EIO, f"came with {len(found)} of {end - first} bytes")
+            return found, now
+        # Not every store obeys the conditions.
+        if now.size_bytes != pin.size_bytes or now.e_tag != pin.e_tag:
+            raise Changed(errno.ESTALE, "has been replaced")
+        if not (pin.e_tag or pin.version) and now.modified != pin.modified:
+            raise Changed(errno.ESTALE, "has been written to")
+        if len(found) != end - first:
+            raise Away(errno.EIO, f"came with {len(found)} of {end - first} bytes")
+        return found, now
+
+    def head(self, key: str) -> Pin | None:
+        """Return what is known of an object; None if there is none.  Raises: Denied, Away."""
+        import obstore
+
+        try:
+            with self._counted(INDEX):
+                return Pin.of(self._renewing(lambda store: obstore.head(store, key)))
+        except FileNotFoundError:
+            return None
+
+    def folder(self, key: str) -> tuple[list[tuple[str, Pin]], list[str]]:
+        """Return the keys of what lies in a folder: objects with what is known of them, and
+        folders.  Raises: Denied, Away.
+        """
+        import obstore
+
+        prefix = f"{key}/" if key else None
+        with self._counted(INDEX):
+            found = self._renewing(lambda store: obstore.list_with_delimiter(store, prefix))
+        objects = [(each["path"], Pin.of(each)) for each in found["objects"]]
+        return objects, [each.rstrip("/") for each in found["common_prefixes"]]
+
+    def below(self, key: str) -> list[str]:
+        """Return the keys of all objects below a folder.  Raises: Denied, Away."""
+        import obstore
+
+        def keys(store: Any) -> list[str]:
+            chunks: Iterator[Sequence[Mapping[str, Any]]]
+            chunks = iter(obstore.list(store, f"{key}/" if key else None, chunk_size=1000))
+            return [each["path"] for chunk in chunks for each in chunk]
+
+        with self._counted(INDEX):
+            return self._renewing(keys)
+
+    def _answered(
+        self, key: str, options: Mapping[str, Any], reason: str, is_pinned: bool
+    ) -> tuple[Any, Mapping[str, Any]]:
+        import obstore
+
+        def answer(store: Any) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+            result = obstore.get(store, key, options=cast("obstore.GetOptions", options))
+            return result.bytes(), result.meta, result.attributes
+
+        size_bytes = 0
+        try:
+            found, meta, attributes = self._renewing(answer)
+            size_bytes = len(found)
+        except FileNotFoundError as error:
+            if is_pinned:
+                raise Changed(errno.ENOENT, "has been removed") from error
+            raise
+        finally:
+            REQUESTS.add(reason, size_bytes)
+        if (encoding := attributes.get("Content-Encoding")) not in (None, "", "identity"):
+            problem = f"is stored with the content encoding {encoding}, so that it has no ranges"
+            raise Denied(errno.EACCES, f"{problem}; upload it unpacked")
+        return found, meta
+
+    def _renewing(self, ask: Callable[[Any], Answer]) -> Answer:
+        """Return what ask returns for the store; once more with new credentials if it is denied.
+
+        Raises: FileNotFoundError, Changed, Denied, Away.
+        """
+        require_own_process(self.url.bucket)
+        renewed = self._renewed
+        try:
+            with _known_errors(self.url):
+                return ask(self._store)
+        except Denied:
+            self._renew(renewed)
+        with _known_errors(self.url):
+            return ask(self._store)
+
+    def _renew(self, renewed: int) -> None:
+        """Read the credentials again, unless another thread has since."""
+        with self._lock:
+            if self._given is None and self._renewed == renewed:
+                self._store = _open(self.url)
+                self._renewed += 1
+
+    @contextmanager
+    def _counted(self, reason: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            REQUESTS.add(reason, 0)
+
+
+@contextmanager
+def _known_errors(url: Url) -> Iterator[None]:
+    """Raise our errors instead of those of obstore."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+    except (exceptions.PreconditionError, exceptions.NotModifiedError) as error:
+        raise Changed(errno.ESTALE, "has been replaced") from error
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        raise _denied(url, error) from error
+    except (exceptions.BaseError, ValueError) as error:
+        text = str(error)
+        if any(word in text for word in _DENIED):
+            raise _denied(url, error) from error
+        if "169.254.169.254" in text or "metadata.google.internal" in text:
+            problem = "there are no credentials here"
+            raise Denied(errno.EACCES, f"{problem}; {credentials.cure(url.scheme)}") from error
+        raise Away(errno.EIO, _in_short(text)) from error
+
+
+def _denied(url: Url, error: Exception) -> Denied:
+    problem = f"access denied ({_in_short(str(error))})"
+    return Denied(errno.EACCES, f"{problem}; {credentials.cure(url.scheme)}")
+
+
+def _in_short(text: str) -> str:
+    """Return what an error of obstore says in one line. It names an address, and no secret."""
+    line = text.partition("\n")[0].strip()
+    if any(word in text for word in _NOT_AS_ASKED):
+        return f"the answer is not the range that was asked for: {line}"
+    _, mark, status = line.partition("Server returned ")
+    return (mark + status if mark else line)[:300]
+
+
+def _open(url: Url) -> Any:
+    """Return obstore's store of a bucket; does no I/O.  Raises: InvalidCorpus, NoCredentials."""
+    try:
+        from obstore import exceptions, store
+    except ImportError as error:
+        raise InvalidCorpus(url.bucket, missing(error, "object-store")) from error
+
+    general: dict[str, Any] = {
+        "client_options": {
+            "timeout": timedelta(seconds=_ANSWER_SECONDS),
+            "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+            "allow_http": _endpoint_of(url.scheme).startswith("http://"),
+        },
+        "retry_config": {
+            "max_retries": _RETRIES,
+            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+        },
+    }
+    try:
+        if url.scheme == "s3":
+            return store.S3Store(url.place, **general, **credentials.s3_options())
+        if url.scheme == "gs":
+            return store.GCSStore(url.place, **general)
+        if url.scheme == "az":
+            return store.AzureStore(url.place, **general)
+        return store.HTTPStore(url.bucket, **general)
+    except (exceptions.BaseError, ValueError) as error:
+        problem = f"cannot be opened: {_in_short(str(error))}; {credentials.cure(url.scheme)}"
+        raise InvalidCorpus(url.bucket, problem) from error
+
+
+def _endpoint_of(scheme: str) -> str:
+    names = {
+        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        "gs": ("GOOGLE_BASE_URL",),
+        "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    }
+    return next((os.environ[name] for name in names.get(scheme, ()) if os.environ.get(name)), "")
+
+
+_BUCKETS: dict[str, Bucket] = {}
+_LOCK = threading.Lock()
+_is_fork_of_user = False
+
+
+def bucket_of(url: Url) -> Bucket:
+    """Return the bucket of a URL, which this process opens once.
+
+    Raises: InvalidCorpus if it cannot be opened; InvalidRequest in a fork of a process that has
+    used one.
+    """
+    require_own_process(url.bucket)
+    if not url.place:
+        raise InvalidCorpus(f"{url.bucket}/{url.key}", "names no bucket; write SCHEME://BUCKET/KEY")
+    with _LOCK:
+        if url.bucket not in _BUCKETS:
+            try:
+                _BUCKETS[url.bucket] = Bucket(url)
+            except credentials.NoCredentials as error:
+                raise InvalidCorpus(url.bucket, str(error.strerror)) from error
+        return _BUCKETS[url.bucket]
+
+
+def require_own_process(path: str) -> None:
+    """Raise InvalidCorpus in a fork of a process that has used a bucket: a request would hang for
+    ever, since none of the threads of the library are there.
+    """
+    if _is_fork_of_user:
+        problem = "is in an object store, which was used before this process was forked"
+        cure = "use it after the fork only, or start the process by spawn"
+        raise InvalidCorpus(path, f"{problem}: a request would hang here; {cure}")
+
+
+def _forget() -> None:
+    """Note in a fork what its parent did."""
+    global _is_fork_of_user, _LOCK
+    _is_fork_of_user = _is_fork_of_user or bool(_BUCKETS)
+    _BUCKETS.clear()
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

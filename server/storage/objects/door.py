@@ -1,0 +1,200 @@
+"""The door to objects: found by lists of names, opened by the GET of their first bytes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tokenfeed.errors import InvalidCorpus
+
+from ...runtime.threads.parallel import map_in_threads
+from ..bytes import Bytes
+from ..door import Entry, ReadLayout, StorageOptions, in_cache, unreadable
+from ..open_file import HEAD_BYTES, OpenFile
+from ..option_names import READ
+from .buckets import Bucket, Pin, bucket_of
+from .counts import INDEX
+from .listing import LISTING
+from .object_bytes import ObjectBytes, ObjectShard
+from .urls import Url
+
+_OPENERS = 32
+"""Objects that are opened at once: each is a round trip."""
+_AHEAD_BYTES = 8 << 20
+"""Of an index that is read in order, a GET: its parts of a MiB would each wait for a round trip."""
+
+
+class ObjectFile(OpenFile):
+    """An open object; there is nothing to close.
+
+    bucket, key, pin: where it is, and its content.
+    """
+
+    def __init__(self, path: str, bucket: Bucket, key: str, head: bytes, pin: Pin) -> None:
+        """Take its first bytes, as they were fetched."""
+        self.path, self.head = path, head
+        self.bucket, self.key, self.pin = bucket, key, pin
+        self._kept, self._kept_first = memoryview(head), 0
+
+    @property
+    def size_bytes(self) -> int:
+        """When it was opened."""
+        return self.pin.size_bytes
+
+    @property
+    def modified_ns(self) -> int:
+        """When it was written, in nanoseconds since 1970."""
+        return int(self.pin.modified.timestamp()) * 10**9
+
+    @property
+    def version(self) -> object:
+        """Other once the object was replaced."""
+        return self.pin.tag
+
+    def read(self, first_byte: int, size_bytes: int) -> bytes:
+        """Return size_bytes bytes from first_byte on.  Raises: InvalidCorpus if any is missing."""
+        end = first_byte + size_bytes
+        if not 0 <= first_byte <= end <= self.size_bytes:
+            found = max(0, self.size_bytes - max(0, first_byte))
+            problem = f"has {found} of {size_bytes} bytes from byte {first_byte} on; it may be"
+            raise InvalidCorpus(self.path, f"{problem} truncated")
+        kept_end = self._kept_first + len(self._kept)
+        if not (self._kept_first <= first_byte and end <= kept_end):
+            goes_on = self._kept_first < first_byte <= kept_end
+            end_ahead = max(end, first_byte + (_AHEAD_BYTES if goes_on else HEAD_BYTES))
+            end_ahead = min(end_ahead, self.size_bytes)
+            try:
+                found_bytes, _ = self.bucket.get(self.key, first_byte, end_ahead, self.pin, INDEX)
+            except OSError as error:
+                raise unreadable(self.path, error) from error
+            self._kept, self._kept_first = memoryview(found_bytes), first_byte
+        at = first_byte - self._kept_first
+        return bytes(self._kept[at : at + size_bytes])
+
+
+class ObjectDoor:
+    """A `Door`."""
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is an object or a folder of this name.  Raises: InvalidCorpus."""
+        with _named(path):
+            return LISTING.look(Url.parse(path)) is not False
+
+    def entry(self, path: str) -> Entry | None:
+        """Return what a path names; None if that is nothing.  Raises: InvalidCorpus."""
+        with _named(path):
+            found = LISTING.look(Url.parse(path))
+        if isinstance(found, Pin):
+            return Entry(path, False, found.size_bytes, found.tag)
+        return Entry(path, True) if found else None
+
+    def entries(self, folder: str, suffixes: tuple[str, ...] = ("",)) -> list[Entry]:
+        """Return what is in a folder, in no order.  Raises: InvalidCorpus."""
+        with _named(folder):
+            found = LISTING.folder(Url.parse(folder))
+        if found is None:
+            problem = "has no list of names, or it is not allowed to see it; name each file"
+            raise InvalidCorpus(folder, problem)
+        objects = [
+            Entry(os.path.join(folder, name), False, pin.size_bytes, pin.tag)
+            for name, pin in found.objects.items()
+        ]
+        folders = [Entry(os.path.join(folder, name), True) for name in found.folders]
+        return [each for each in (*objects, *folders) if each.name.endswith(suffixes)]
+
+    def glob(self, pattern: str, *, recursive: bool = True) -> list[str]:
+        """Return the paths that a pattern matches, of objects and of folders, in no order.
+
+        Raises: InvalidCorpus.
+        """
+        url = Url.parse(pattern)
+        with _named(pattern):
+            return [f"{url.bucket}/{key}" for key in LISTING.matches(url, recursive=recursive)]
+
+    def is_link(self, path: str) -> bool:
+        """Return False: there are no links."""
+        return False
+
+    def real(self, path: str) -> str:
+        """Return a path as it is."""
+        return path
+
+    def open(self, path: str) -> ObjectFile:
+        """Open an object, for a with block.  Raises: InvalidCorpus."""
+        url = Url.parse(path)
+        with _named(path):
+            bucket = bucket_of(url)
+            if not url.key:
+                raise IsADirectoryError(errno.EISDIR, "is a bucket, not an object in it")
+            head, pin = _head(bucket, url.key)
+            return ObjectFile(path, bucket, url.key, head, pin)
+
+    def erased(self, path: str) -> bytes:
+        """Return b"": what is erased is written to another object."""
+        return b""
+
+    def content(self, path: str, bytes_max: int) -> bytes | None:
+        """Return the content of an object that lies beside others; None if there is none.
+
+        Raises: OSError; ValueError if it is longer than bytes_max.
+        """
+        url = Url.parse(path)
+        found = LISTING.look(url)
+        if not isinstance(found, Pin):
+            return None
+        if found.size_bytes > bytes_max:
+            raise ValueError(f"is not a regular file of at most {bytes_max} bytes")
+        if not found.size_bytes:
+            return b""
+        return bytes(bucket_of(url).get(url.key, 0, found.size_bytes, None, INDEX)[0])
+
+    def put(self, path: str, content: bytes) -> None:
+        """Raise OSError: nothing is written to a store."""
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def beside(self, path: str, name: str) -> str:
+        """Return the path of a file in the cache folder of this machine."""
+        return in_cache(path, name)
+
+    def bytes_of(
+        self, name: str, paths: Sequence[str], read_layout: ReadLayout, storage: StorageOptions
+    ) -> tuple[Bytes, str]:
+        """Open the objects of a dataset, many at once.  Raises: InvalidCorpus."""
+        if storage.read is not None:
+            problem = f"is read by GETs; {READ} is for files of this machine, so omit it"
+            raise InvalidCorpus(paths[0], problem, READ)
+
+        def opened(path: str) -> ObjectShard:
+            with self.open(path) as file:
+                return ObjectShard(path, read_layout(file), file.bucket, file.key, file.pin)
+
+        shards = list(map_in_threads(opened, paths, _OPENERS, "tokenfeed-open"))
+        scheme = Url.parse(paths[0]).scheme
+        return ObjectBytes(name, shards, scheme), "exact GETs"
+
+
+def _head(bucket: Bucket, key: str) -> tuple[bytes, Pin]:
+    """Return the first bytes of an object, and its pin.  Raises: OSError."""
+    try:
+        found, pin = bucket.get(key, 0, HEAD_BYTES, None, INDEX)
+    except OSError:
+        # No range of an empty object can be answered.
+        empty = bucket.head(key)
+        if empty is None or empty.size_bytes:
+            raise
+        return b"", empty
+    return bytes(found), pin
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Raise InvalidCorpus, which names a path, instead of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+DOOR = ObjectDoor()

@@ -1,0 +1,438 @@
+"""The bytes of the objects of one dataset: extents are fetched by GETs of exactly their ranges.
+
+Extents that lie close together are one GET. What is advised is fetched ahead, and held until it is
+gathered; never more than a bounded amount, so that a stream that goes away leaves little behind.
+Every GET asks for the content that was opened: an object that is replaced fails the dataset. A
+store that does not answer fails only the call.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
+
+from ...runtime.exceptions import log_safe_name
+from ..bytes import (
+    CHANGED,
+    ByteArray,
+    Extents,
+    IsErasedFile,
+    Piece,
+    ReadCounts,
+    SameContent,
+    Submit,
+)
+from ..layout import Layout
+from .buckets import RETRY_SECONDS, Bucket, Changed, Pin
+from .counts import BLOCK, ROW
+from .fetcher import Fetch, fetcher
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+MERGED_GAP_BYTES = 64 << 10
+"""Extents closer than this are one GET: the bytes between them take less time than another one."""
+GET_BYTES_MAX = 1 << 20
+"""Extents are merged up to this. More would not be faster, and the first row would wait longer."""
+HELD_BYTES_MAX = 256 << 20
+"""Of each dataset, fetched ahead and not gathered yet. Beyond it, nothing is fetched ahead."""
+_LEFT_SECONDS = 60.0
+"""What was fetched ahead and not gathered for this long makes room for others: its stream may have
+ended. If it has not, it is fetched again."""
+_PAUSES_SECONDS = (0.1, 0.4)
+"""Between retries of a GET, beside those of obstore. Times up to 2, at random: streams which failed
+together do not try again together."""
+_WAIT_SECONDS = 0.5
+"""How often a thread that waits looks whether the dataset is closed."""
+_LOG_SECONDS = 30.0
+_WAS_CHANGED = f"{CHANGED}; restart its server on complete files"
+
+
+class ObjectFacts(NamedTuple):
+    """What is known of an object.  tag: other, if its content is.  Times: when it was written."""
+
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    tag: str
+
+    @classmethod
+    def of(cls, pin: Pin) -> ObjectFacts:
+        """Take them from a pin."""
+        written_ns = int(pin.modified.timestamp()) * 10**9
+        return cls(pin.size_bytes, written_ns, written_ns, pin.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectShard:
+    """An object of a dataset, as it was opened.
+
+    path: its URL.  bucket, key: where it is.  pin: its content.
+    """
+
+    path: str
+    layout: Layout
+    bucket: Bucket
+    key: str
+    pin: Pin
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole object."""
+        return self.pin.size_bytes
+
+    def get(self, first_byte: int, end_byte: int, reason: str) -> Any:
+        """Return bytes of it, counted from its beginning.  Raises: Changed, Denied, Away."""
+        return self.bucket.get(self.key, first_byte, end_byte, self.pin, reason)[0]
+
+
+_Place = tuple[int, int, int]
+"""File, first byte and size of an extent."""
+
+
+class ObjectBytes:
+    """`Bytes` of objects."""
+
+    first_file = 0
+    joint = None
+    may_change = False
+    cold = True
+
+    def __init__(self, name: str, shards: Sequence[ObjectShard], kind: str) -> None:
+        """Take opened objects.  name: of the dataset.  kind: the scheme of their URLs."""
+        self.shards = shards
+        self.kind = kind
+        self._name = name
+        self._failed = ""
+        self._first_bytes = np.array([shard.layout.first_byte for shard in shards], dtype=np.int64)
+        self._lock = threading.Lock()  # guards what follows
+        self._held: OrderedDict[_Place, tuple[Fetch, int, float]] = OrderedDict()
+        """By extent: what has it, how many gathers want it, and since when."""
+        self._held_bytes = 0
+        self._waits = self._advised_bytes = 0
+        self._logged_at = -_LOG_SECONDS
+
+    @property
+    def facts(self) -> list[ObjectFacts]:
+        """What is known of each object."""
+        return [ObjectFacts.of(shard.pin) for shard in self.shards]
+
+    @property
+    def memory_bytes(self) -> int:
+        """0: objects are not preloaded, since there is nothing that would hold them."""
+        return 0
+
+    @property
+    def read_counts(self) -> ReadCounts:
+        """What was read since the start."""
+        return ReadCounts(self._waits, self._advised_bytes)
+
+    # --- rows ---
+
+    def gather(self, extents: Extents, target: ByteArray, patient: bool = True) -> None:
+        """Write extents into memory, and zeros into the gaps between them."""
+        self.require_intact()
+        places = self._places(extents)
+        fetches = self._taken(places, patient)
+        try:
+            _, gaps, gap_sizes = extents.gaps(target.size)
+            for first, size in zip(gaps.tolist(), gap_sizes.tolist(), strict=True):
+                target[first : first + size] = 0
+            everything = target.data
+            first_bytes = self._first_bytes.tolist()
+            for (file, first, size), end, fetch in zip(
+                places, extents.ends.tolist(), fetches, strict=True
+            ):
+                fetch = self._here(fetch, patient)
+                assert fetch.content is not None
+                at = first_bytes[file] + first - fetch.first_byte
+                everything[end - size : end] = fetch.content[at : at + size]
+        finally:
+            self._let_go(fetches)
+        self.require_intact()
+
+    def advise(self, extents: Extents, due_seconds: float = 0.0) -> None:
+        """Start to fetch what will be gathered soon, as far as there is room to hold it."""
+        with self._lock:
+            self._advised_bytes += extents.total_bytes
+        self._fetch_ahead(self._places(extents), due_seconds)
+
+    def read_ahead(self, extents: Extents) -> None:
+        """Start to fetch what will be read soon."""
+        self._fetch_ahead(self._places(extents), 0.0, BLOCK)
+
+    def seem_resident(self, extents: Extents) -> bool:
+        """Return that extents are not in memory."""
+        return False
+
+    def ready_count(self, extents: Extents) -> int:
+        """Return how many extents have been fetched, from the first one on."""
+        with self._lock:
+            for count, place in enumerate(self._places(extents)):
+                held = self._held.get(place)
+                if held is None or held[0].content is None:
+                    return count
+        return extents.file.size
+
+    def observe(self, waits: int) -> None:
+        """Record how often a gather had to wait."""
+        with self._lock:
+            self._waits += waits
+
+    # --- content that is read once ---
+
+    def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
+        """Return token bytes of an object.  Raises: InvalidCorpus."""
+        try:
+            return self.read_served(shard, first_byte, size_bytes)
+        except CorpusChanged as error:
+            problem = "changed while it was being opened; start again when it is complete"
+            raise InvalidCorpus(self.shards[shard].path, problem) from error
+        except Unreadable as error:
+            why = getattr(error.__cause__, "strerror", None) or error.problem
+            raise InvalidCorpus(self.shards[shard].path, f"cannot be read: {why}") from error
+
+    def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
+        """Return token bytes of an object.  Raises: CorpusChanged, Unreadable."""
+        self.require_intact()
+        place = shard, first_byte, size_bytes
+        with self._lock:
+            is_held = place in self._held
+        if is_held:  # fetched ahead
+            (fetch,) = self._taken([place], patient=True)
+            try:
+                found = self._here(fetch, patient=True)
+            finally:
+                self._let_go([fetch])
+        else:
+            first = self.shards[shard].layout.first_byte + first_byte
+            found = Fetch(shard, first, first + size_bytes, self._getter(BLOCK))
+            found.users = 1
+            found.run()
+            found = self._here(found, patient=True)
+        assert found.content is not None
+        at = self.shards[shard].layout.first_byte + first_byte - found.first_byte
+        return bytes(found.content[at : at + size_bytes])
+
+    def bring_in(self) -> Iterator[Piece]:
+        """Preload nothing."""
+        return iter(())
+
+    # --- changes ---
+
+    @property
+    def failed(self) -> bool:
+        """Whether the dataset has failed: it delivers nothing more."""
+        return bool(self._failed)
+
+    def require_intact(self) -> None:
+        """Raise CorpusChanged if the dataset has failed."""
+        if self._failed:
+            raise CorpusChanged("dataset", f"{self._name!r} {self._failed}")
+
+    def mark_failed(self, reason: str, client_message: str = "") -> None:
+        """Fail the dataset for good.  reason: for the log.  client_message: for clients."""
+        if not self._failed:
+            _LOG.error("dataset failed dataset=%s reason=%s", self._name, reason)
+        self._failed = client_message or _WAS_CHANGED
+
+    def allow_replacement(self, is_erased_file: IsErasedFile) -> None:
+        """Do nothing: an object that is replaced is another one."""
+
+    def poll_file(self, shard: int, same_content: SameContent, submit: Submit) -> None:
+        """Do nothing: every GET finds out whether its object has changed."""
+
+    def unchanged_since(self, facts: Sequence[object], stopped: Callable[[], bool]) -> bool:
+        """Return whether nothing has failed: what was read is what was opened."""
+        return not (self._failed or stopped())
+
+    def close(self) -> None:
+        """Deliver nothing more. A gather in progress fails with CorpusChanged."""
+        self._failed = _WAS_CHANGED
+        with self._lock:
+            for place in list(self._held):
+                self._drop(place)
+
+    # --- fetches ---
+
+    def _places(self, extents: Extents) -> list[_Place]:
+        numbers = extents.file.tolist(), extents.first_byte.tolist(), extents.sizes.tolist()
+        return list(zip(*numbers, strict=True))
+
+    def _getter(self, reason: str) -> Callable[[int, int, int], Any]:
+        return lambda file, first, end: self.shards[file].get(first, end, reason)
+
+    def _fetch_ahead(self, places: list[_Place], due_seconds: float, reason: str = ROW) -> None:
+        with self._lock:
+            self._make_room()
+            places = places if self._held_bytes < HELD_BYTES_MAX else []
+            missing = [place for place in dict.fromkeys(places) if not self._held_more(place)]
+            made = self._merged(missing, reason)
+            for fetch, within in made:
+                self._hold(fetch, within)
+        if made:
+            fetcher().submit([fetch for fetch, _ in made], due_seconds, threading.get_ident())
+
+    def _taken(self, places: list[_Place], patient: bool) -> list[Fetch]:
+        """Return what fetches each extent, of what is held or made now; each is in use once more,
+        until it is let go.
+
+        Raises: Unreadable if it is not patient, and one is not here.
+        """
+        found: list[Fetch | None] = []
+        with self._lock:
+            held = [self._held.get(place) for place in places]
+            if not patient and any(one is None or one[0].content is None for one in held):
+                problem = f"{self._name!r} has rows that are not here yet; retry"
+                raise Unreadable("dataset", problem)
+            for place, one in zip(places, held, strict=True):
+                fetch = None if one is None or one[0].error is not None else one[0]
+                if fetch is not None:
+                    fetch.users += 1
+                found.append(fetch)
+                self._held_less(place)
+            missing = [place for place, fetch in zip(places, found, strict=True) if fetch is None]
+            made = self._merged(list(dict.fromkeys(missing)), ROW)
+            of_place = {place: fetch for fetch, within in made for place in within}
+            for place in missing:
+                of_place[place].users += 1
+            taken = [fetch or of_place[place] for place, fetch in zip(places, found, strict=True)]
+            late = [fetch for fetch in dict.fromkeys(taken) if not fetch.is_done]
+            self._waits += bool(late)
+        if made:
+            fetcher().submit([fetch for fetch, _ in made], 0.0, threading.get_ident())
+        if late:
+            fetcher().hurry(late)
+        return taken
+
+    def _let_go(self, fetches: Sequence[Fetch]) -> None:
+        with self._lock:
+            for fetch in fetches:
+                fetch.users -= 1
+
+    def _here(self, fetch: Fetch, patient: bool) -> Fetch:
+        """Return a fetch that has its content, after retries; another one then.
+
+        Raises: CorpusChanged, Unreadable.
+        """
+        began = time.monotonic()
+        while not fetch.wait(_WAIT_SECONDS):
+            self.require_intact()
+        was_changed = False
+        for pause_seconds in _PAUSES_SECONDS if patient else ():
+            if fetch.error is None:
+                break
+            self._log_failure(fetch)
+            # Looked at twice: a store that restarts may miss an object for a moment.
+            if was_changed and isinstance(fetch.error, Changed):
+                break
+            was_changed = isinstance(fetch.error, Changed)
+            if time.monotonic() - began > RETRY_SECONDS:
+                break
+            time.sleep(pause_seconds * random.uniform(1, 2))
+            self.require_intact()
+            fetch = Fetch(fetch.file, fetch.first_byte, fetch.end_byte, self._getter(ROW))
+            fetch.users = 1
+            fetch.run()
+        if fetch.error is None:
+            return fetch
+        if not isinstance(fetch.error, OSError):
+            raise fetch.error
+        path = log_safe_name(self.shards[fetch.file].path)
+        if isinstance(fetch.error, Changed) and patient:
+            self.mark_failed(f"{path}: {fetch.error.strerror}, found by a GET")
+            self.require_intact()
+        self._log_failure(fetch)
+        problem = "has an object that cannot be read at the moment"
+        cure = "retry on this or another server; the log of this server says why"
+        raise Unreadable("dataset", f"{self._name!r} {problem}; {cure}") from fetch.error
+
+    def _log_failure(self, fetch: Fetch) -> None:
+        if time.monotonic() - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = time.monotonic()
+            _LOG.warning(
+                "read failed, retrying dataset=%s file=%s reason=%s",
+                self._name,
+                log_safe_name(self.shards[fetch.file].path),
+                log_safe_name(str(getattr(fetch.error, "strerror", None) or fetch.error)),
+            )
+
+    def _merged(self, places: Sequence[_Place], reason: str) -> list[tuple[Fetch, list[_Place]]]:
+        """Return the GETs of extents, in the order of the first extent of each, and which extents
+        each one has.
+        """
+        firsts = self._first_bytes
+        found: list[tuple[Fetch, list[_Place]]] = []
+        for place in sorted(places):
+            file, first = place[0], int(firsts[place[0]]) + place[1]
+            end = first + place[2]
+            if found:
+                last, within = found[-1]
+                is_near = last.file == file and first <= last.end_byte + MERGED_GAP_BYTES
+                if is_near and max(end, last.end_byte) - last.first_byte <= GET_BYTES_MAX:
+                    last.end_byte = max(end, last.end_byte)
+                    within.append(place)
+                    continue
+            found.append((Fetch(file, first, end, self._getter(reason)), [place]))
+        order = {place: number for number, place in enumerate(places)}
+        return sorted(found, key=lambda one: min(order[place] for place in one[1]))
+
+    # All below: with the lock.
+
+    def _hold(self, fetch: Fetch, places: Sequence[_Place]) -> None:
+        """Hold what is being fetched ahead, for one gather of each extent."""
+        now = time.monotonic()
+        for place in places:
+            self._held[place] = fetch, 1, now
+        fetch.users += len(places)
+        fetch.places += len(places)
+        self._held_bytes += fetch.size_bytes
+
+    def _held_more(self, place: _Place) -> bool:
+        """Hold an extent for one gather more; return whether it is held."""
+        held = self._held.get(place)
+        if held is None:
+            return False
+        fetch, users, _ = held
+        if fetch.error is not None:
+            self._drop(place)
+            return False
+        fetch.users += 1
+        self._held[place] = fetch, users + 1, time.monotonic()
+        return True
+
+    def _held_less(self, place: _Place) -> None:
+        """Hold an extent for one gather less."""
+        if (held := self._held.get(place)) is None:
+            return
+        fetch, users, since = held
+        if users == 1:
+            self._drop(place)
+        else:
+            fetch.users -= 1
+            self._held[place] = fetch, users - 1, since
+
+    def _drop(self, place: _Place) -> None:
+        """Let go of an extent."""
+        fetch, users, _ = self._held.pop(place)
+        fetch.users -= users
+        fetch.places -= 1
+        if not fetch.places:
+            self._held_bytes -= fetch.size_bytes
+
+    def _make_room(self) -> None:
+        """Let go of what seems to be left behind, if there is no room."""
+        while self._held and self._held_bytes >= HELD_BYTES_MAX:
+            place, (_, _, since) = next(iter(self._held.items()))
+            if time.monotonic() - since < _LEFT_SECONDS:
+                return
+            self._drop(place)

@@ -1,0 +1,203 @@
+"""Objects are found and opened as files are: names, patterns, formats; and what cannot be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trustme
+
+from client import NumpyBatches
+from tests.server.storage.formats.fuzz import Seeds, valid_files
+from tests.support.object_server import ObjectServer, forget_buckets, object_server
+from tokenfeed.errors import InvalidCorpus
+from tokenfeed.server.datasets.sources import parse_datasets, parse_text
+from tokenfeed.server.storage.door import absolute, door_of, exists, is_folder, open_file, size_of
+from tokenfeed.server.storage.formats import FormatOptions, read_layout
+from tokenfeed.server.storage.objects.urls import Url
+
+NAMES = ("c/b.bin", "c/a.bin", "c/.hidden.bin", "c/deep/er/d.bin", "c/deep/e.bin", "other.bin")
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectServer]:
+    with object_server() as found:
+        for name in NAMES:
+            found.put(f"bucket/{name}", np.arange(500, dtype="<u2").tobytes())
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("s3://bucket/a/b.bin", ("s3", "bucket", "a/b.bin")),
+        ("gs://bucket/a//b/./c/", ("gs", "bucket", "a/b/c")),
+        ("az://box", ("az", "box", "")),
+        ("https://host:8443/a b.bin", ("https", "host:8443", "a b.bin")),
+        ("s3://bucket/../../a", ("s3", "bucket", "a")),
+    ],
+)
+def test_a_path_is_a_bucket_and_a_key(path: str, expected: tuple[str, str, str]) -> None:
+    """Written as a path of files is."""
+    assert Url.parse(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("c/*.bin", {"c/a.bin", "c/b.bin"}),
+        ("c/.*.bin", {"c/.hidden.bin"}),
+        ("*/[ab].bin", {"c/a.bin", "c/b.bin"}),
+        ("c/[!a].bin", {"c/b.bin"}),
+        ("c/*", {"c/a.bin", "c/b.bin", "c/deep"}),
+        ("c/*/*.bin", {"c/deep/e.bin"}),
+        ("**/d.bin", {"c/deep/er/d.bin"}),
+        ("c/**/*.bin", {"c/a.bin", "c/b.bin", "c/deep/e.bin", "c/deep/er/d.bin"}),
+        ("nothing/*.bin", set()),
+    ],
+)
+def test_a_pattern_finds_what_the_one_of_a_folder_finds(
+    store: ObjectServer, tmp_path: Path, pattern: str, names: set[str]
+) -> None:
+    """Whoever moves a corpus into a bucket changes the beginning of a path, and nothing else."""
+    for name in NAMES:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"1")
+
+    found = door_of("s3://").glob(f"s3://bucket/{pattern}")
+
+    assert sorted(found) == sorted(f"s3://bucket/{name}" for name in names)
+    on_disk = door_of("").glob(f"{tmp_path}/{pattern}")
+    assert {os.path.relpath(path, tmp_path) for path in on_disk} == names
+
+
+def test_a_folder_is_what_has_objects_below_it(store: ObjectServer) -> None:
+    """Stores have none; and what is not there is no error."""
+    store.put("bucket/marked/", b"")
+    assert is_folder("s3://bucket/c")
+    assert is_folder("s3://bucket")
+    assert not is_folder("s3://bucket/c/a.bin")
+    assert not exists("s3://bucket/c/missing.bin")
+    assert size_of("s3://bucket/c/a.bin") == 1000
+    found = {entry.name: entry.is_folder for entry in door_of("s3://").entries("s3://bucket/c")}
+    assert found == {"a.bin": False, "b.bin": False, ".hidden.bin": False, "deep": True}
+    assert parse_datasets(["s3://bucket/c"])[0].paths == (
+        "s3://bucket/c/a.bin",
+        "s3://bucket/c/b.bin",
+    )
+    assert absolute("s3://bucket/c/../c/a.bin") == "s3://bucket/c/a.bin"
+
+
+def test_a_list_is_asked_for_once(store: ObjectServer) -> None:
+    """Whether each of 10,000 objects has an index is one list, not 10,000 requests."""
+    for number in range(50):
+        assert not exists(f"s3://bucket/c/{number}.idx")
+    assert len(store.requests) == 1
+
+
+@pytest.mark.parametrize("seeds", valid_files(), ids=lambda seeds: seeds.name)
+def test_every_format_has_the_layout_of_its_file(
+    store: ObjectServer, tmp_path: Path, seeds: Seeds
+) -> None:
+    """With the indices beside it. Formats know nothing of where files are."""
+    for suffix, content in seeds.files.items():
+        name = suffix.removeprefix("/") if suffix.startswith("/") else seeds.name + suffix
+        if suffix in (".idx", ".csv.gz"):
+            name = os.path.splitext(seeds.name)[0] + suffix
+        (tmp_path / name).write_bytes(content)
+    store.put_folder(tmp_path, "bucket")
+    layouts = []
+    for path in (f"s3://bucket/{seeds.name}", str(tmp_path / seeds.name)):
+        with open_file(path) as file:
+            layout = read_layout(file, FormatOptions())
+        ends = [] if layout.documents is None else np.concatenate([*layout.documents.ends()])
+        layouts.append((replace(layout, documents=None), list(ends)))
+    assert layouts[0] == layouts[1]
+
+
+def test_a_bucket_without_a_list_is_read_by_names(store: ObjectServer) -> None:
+    """Public buckets often allow reading only."""
+    store.has_list = False
+    assert exists("s3://bucket/c/a.bin")
+    assert not exists("s3://bucket/c/a.idx")
+    with NumpyBatches("s3://bucket/c/a.bin?dtype=uint16", 2, 8, rank=0, world_size=1) as feed:
+        assert next(feed)[0].shape == (2, 8)
+    with pytest.raises(InvalidCorpus, match=r"has no list of names here, .* name each file"):
+        parse_datasets(["s3://bucket/c/*.bin"])
+
+
+def test_a_web_server_is_read_by_names(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no lists, and no credentials."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with object_server(context) as web:
+        tokens = np.arange(5000, dtype="<u2")
+        web.put("corpus/a.bin", tokens.tobytes())
+        target = f"https://{web.address}/corpus/a.bin"
+        options = {"order": "sequential", "rank": 0, "world_size": 1}
+        with NumpyBatches(f"{target}?dtype=uint16", 2, 8, **options) as feed:
+            assert next(feed)[0].tolist() == [list(range(8)), list(range(8, 16))]
+        with pytest.raises(InvalidCorpus, match="has no list of names here"):
+            parse_datasets([f"https://{web.address}/corpus/*.bin"])
+        with pytest.raises(InvalidCorpus, match="No such file"):
+            open_file(f"https://{web.address}/corpus/b.bin")
+
+
+def test_an_empty_object_is_named(store: ObjectServer) -> None:
+    """No range of it can be asked for."""
+    store.put("bucket/empty.bin", b"")
+    with open_file("s3://bucket/empty.bin") as file:
+        assert (file.head, file.size_bytes) == (b"", 0)
+
+
+def test_text_is_not_ingested_from_a_store(store: ObjectServer) -> None:
+    """Its readers read files of this machine."""
+    store.put("bucket/text/a.jsonl", b'{"text": "a"}\n')
+    with pytest.raises(InvalidCorpus, match="is text that is not on this machine: download it"):
+        parse_text(["s3://bucket/text"])
+
+
+def test_a_missing_library_is_named(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an extra."""
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    forget_buckets()
+    with pytest.raises(InvalidCorpus, match=r"pip install 'tokenfeed\[object-store\]'"):
+        exists("s3://bucket/c/a.bin")
+
+
+def test_a_fork_of_a_process_that_has_used_a_store_is_refused(store: ObjectServer) -> None:
+    """The library would hang there for ever: a DataLoader with workers would stand still."""
+    target = "s3://bucket/c/a.bin?dtype=uint16"
+    with NumpyBatches(target, 2, 8, rank=0, world_size=1) as feed:
+        next(feed)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            code = 1
+            try:
+                for make in (
+                    lambda: feed,
+                    lambda: NumpyBatches(target, 2, 8, rank=0, world_size=1),
+                ):
+                    try:
+                        next(make())
+                    except Exception as error:  # noqa: BLE001 - told by the exit code
+                        code = 0 if "fork" in str(error) else 2
+                    if code:
+                        break
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        next(feed)
