@@ -99,6 +99,10 @@ REACHES: dict[str, set[str]] = {
     "client.adapters.lightning": CONTRACT
     | {"google_crc32c", "grpc", "tomli", "torch", "lightning"},
     "client.adapters.litgpt": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch", "litgpt"},
+    "client.adapters.transformers": CONTRACT
+    | {"google_crc32c", "grpc", "tomli", "torch", "transformers"},
+    "client.adapters.trl": CONTRACT
+    | {"datasets", "google_crc32c", "grpc", "tomli", "torch", "transformers", "trl"},
     "client.batches": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.batches.arrays": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.feed.mixture": CONTRACT | {"tomli"},

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
 from tokenfeed.errors import InvalidRequest
 
 from ..device.loaders import require_own_batches
+from ..device.rich_batch import RichBatch
 from ..device.widening import Batch
 from ..feed.mixture.recipe import Mixture, lists_by_dataset
 from ..feed.options import SharedOptions, checked, takes
@@ -20,6 +21,8 @@ from .remote import DeviceOptions, RemoteBatches
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+Item = TypeVar("Item")
 
 _ORDER = "sequential"
 """An evaluation reads the windows in the order of the corpus, unless it is asked for another."""
@@ -89,10 +92,19 @@ class WholeDataset(IterableDataset[Batch]):
         `close`; NotFound if the servers do not have the dataset, and else like RemoteBatches.
         """
         require_own_batches(1, is_restored=False)  # the epoch takes this function for the loader
+        return self._from_beginning(lambda: iter(self._epoch))
+
+    def batches(self) -> Iterator[RichBatch]:
+        """Return an iterator over its batches, as of `batches` of RemoteBatches: they carry more
+        than x and y.  Raises: as for iterating.
+        """
+        return self._from_beginning(self._epoch.batches)
+
+    def _from_beginning(self, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
         if self._closed:
             # An evaluation of no batch would go unnoticed, or divide by zero.
             raise InvalidRequest("validation_feeds", "are closed; create new ones")
-        batches = iter(self._epoch)
+        batches = read()
         if self._beginning is None:
             self._beginning = self._feed.state_dict()
         # Without this, each evaluation would be one more run of the feed's history.

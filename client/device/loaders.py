@@ -30,8 +30,7 @@ def require_own_batches(world_size: int, *, is_restored: bool) -> None:
             raise InvalidRequest(
                 "train_dataset",
                 "of transformers' Trainer cannot be a feed, whose batches it would take for single "
-                "rows: override get_train_dataloader to return DataLoader(feed, batch_size=None), "
-                "as examples/hf_trainer.py does",
+                "rows: use FeedTrainer of tokenfeed.client.adapters.transformers in its place",
             )
         raise InvalidRequest(
             "batch_size",

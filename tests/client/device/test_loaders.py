@@ -79,7 +79,7 @@ def test_a_trainer_of_transformers_that_would_take_batches_for_rows_is_refused(
     """train_dataset=feed; it would fail in the collator, or train on 8 times the batch."""
     with RemoteBatches("localhost:1", 2, 4, order="shuffled") as feed:
         loader = DataLoader(data(feed), batch_size=8, collate_fn=collator)
-        with pytest.raises(InvalidRequest, match=r"^train_dataset: .* get_train_dataloader"):
+        with pytest.raises(InvalidRequest, match=r"^train_dataset: .* use FeedTrainer"):
             next(iter(loader))
 
 

@@ -273,6 +273,11 @@ def test_each_document_is_validated_once_from_its_first_token_to_its_last(
                 for _ in range(2):
                     ranks = ([*first[corpus.name]], [*second[corpus.name]])
                     assert len(ranks[0]) == len(ranks[1]) == len(first[corpus.name])
+                    rich = list(first[corpus.name].batches())
+                    for (x, y), batch in zip(ranks[0], rich, strict=True):
+                        assert torch.equal(batch.x, x)
+                        assert torch.equal(batch.y, y)
+                    assert rich[0].positions[0, 0] == 0
                     steps = [batch for both in zip(*ranks, strict=True) for batch in both]
                     x = [row for batch, _ in steps for row in batch.tolist()]
                     y = [row for _, batch in steps for row in batch.tolist()]

@@ -1,0 +1,285 @@
+"""The Trainer of transformers on feeds: each rank trains on its own rows, and its checkpoints say
+behind which batch. Trainers that are built on it, such as that of trl.py, take this one as a base.
+
+The Trainer gets a loader of numbers, one for each batch, which it may count and skip. The batches
+come from the feed: nothing can distribute them among ranks, or skip them once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from datetime import timedelta
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import SaveStrategy
+
+from tokenfeed.errors import InvalidRequest
+
+from ..batches.remote import RemoteBatches, TorchEpoch
+from ..batches.validation import WholeDataset
+from ..device.target_mask import IGNORED_TARGET
+
+_LOG = logging.getLogger("tokenfeed.client")
+
+_FEEDS = (RemoteBatches, TorchEpoch, WholeDataset)
+
+
+class FeedTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer that trains and evaluates on feeds.
+
+        trainer = FeedTrainer(model, args, train_dataset=feed, eval_dataset=validation)
+        trainer.train(resume_from_checkpoint=True)
+
+    A checkpoint has the state of the feed behind the last step, and a resumed run loads it, on any
+    number of ranks. `max_steps` is as of a plain loop; else `num_train_epochs` counts epochs of the
+    feed. Training ends before a step for which a rank has too few batches.
+    """
+
+    _stand_in: Any = range(0)
+    """What the constructor of the Trainer gets in the place of feeds."""
+
+    def __init__(
+        self,
+        *args: Any,
+        train_dataset: RemoteBatches | TorchEpoch | None = None,
+        eval_dataset: Any = None,
+        allow: Collection[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        """Take the arguments of the Trainer.
+
+        train_dataset: is a feed, or one epoch of it.  eval_dataset: is validation_feeds(...), an
+        epoch of another feed, a dict of these, or whatever else the Trainer takes.  allow: names
+        what may differ in the state of a checkpoint, as for `load_state_dict` of the feed.
+        Raises: InvalidRequest for a train_dataset that is no feed; and for arguments of the Trainer
+        that do not go with one: label_smoothing_factor, and several GPUs in one process.
+        """
+        if not isinstance(train_dataset, RemoteBatches | TorchEpoch | None):
+            problem = "is no feed; pass RemoteBatches(...), or feed.epoch(k)"
+            raise InvalidRequest("train_dataset", problem)
+        has_feeds = bool(_feeds_of(eval_dataset))
+        super().__init__(
+            *args,
+            train_dataset=self._stand_in,
+            eval_dataset=self._stand_in if has_feeds else eval_dataset,
+            **kwargs,
+        )
+        if has_feeds:
+            self.eval_dataset = _plain(eval_dataset)
+        if self.args.label_smoothing_factor:
+            problem = "has to be 0: the Trainer would shift the targets once more to smooth them"
+            raise InvalidRequest("label_smoothing_factor", problem)
+        if self.args.n_gpu > 1:
+            problem = "would be shared by one process; start one for each GPU, with torchrun"
+            raise InvalidRequest("n_gpu", f"{self.args.n_gpu} GPUs {problem}")
+        self._feed = train_dataset
+        self._batches: Iterator[Any] = iter(())
+        self._numbers: Any = None  # those of the epoch that the Trainer is in
+        self._in_hand: list[Any] = []  # batches of a step that the optimizer has not made
+        self._losses: list[torch.Tensor] | None = None  # of an evaluation: sums, and their targets
+        self.add_callback(_position_of(self, allow))
+
+    # --- training ---
+
+    def feed_state(self) -> dict[str, Any]:
+        """Return the state of the feed behind the last batch that the weights have learned; that of
+        a step which was interrupted is before it.
+        """
+        if self._in_hand:
+            return dict(self._in_hand[0].state_before)
+        return self._training_feed.state_dict()
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of numbers. `get_batch_samples` takes as many batches."""
+        feed, args = self._training_feed, self.args
+        # It skips numbers of this loader, and so ends epochs and evaluates where it would have.
+        args.ignore_data_skip = False
+        if args.max_steps > 0:
+            count = args.max_steps * args.gradient_accumulation_steps
+        else:
+            count = len(feed) if isinstance(feed, TorchEpoch) else feed.batches_per_epoch
+        return DataLoader(range(count))  # type: ignore[arg-type]
+
+    def get_batch_samples(
+        self, epoch_iterator: Any, num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """Return the batches of one step, and how many targets they have on all ranks."""
+        if epoch_iterator is not self._numbers:
+            self._numbers, self._batches = epoch_iterator, self._training_feed.batches()
+        wanted = len(list(islice(epoch_iterator, num_batches)))
+        # Nothing runs between a batch that arrives and its place in the list: no Ctrl-C loses one.
+        self._in_hand.extend(islice(self._batches, wanted))
+        if not self._all_have(self._in_hand, wanted):
+            message = (
+                "training ends, for a rank has %d of %d batches of a step; sample=%d comes next"
+            )
+            sample = self.feed_state()["sample"]
+            _LOG.warning(message, len(self._in_hand), wanted, sample)
+            self.control.should_training_stop = True
+            # As the Trainer does after max_steps.
+            self.control.should_save = self.args.save_strategy == SaveStrategy.STEPS
+            return [], None
+        inputs = [batch.as_kwargs("transformers") for batch in self._in_hand]
+        found: tuple[list[Any], Any] = super().get_batch_samples(iter(inputs), wanted, device)
+        return found
+
+    @property
+    def _training_feed(self) -> RemoteBatches | TorchEpoch:
+        if self._feed is None:
+            raise InvalidRequest("train_dataset", "is missing; pass a feed")
+        return self._feed
+
+    def _all_have(self, batches: list[Any], wanted: int) -> bool:
+        """Return whether each rank has as many batches as it wants; waits for all ranks.
+
+        Raises: InvalidRequest on all ranks if the first rows are not others on each of them, and
+        the same for the peers of one data-parallel rank.
+        """
+        is_whole = len(batches) == wanted
+        if self.args.world_size == 1:
+            return is_whole
+        sample = int(batches[0].sample_numpy[0]) if batches else -1
+        own = torch.tensor([is_whole, sample])
+        found = [torch.empty_like(own) for _ in range(self.args.world_size)]
+        dist.all_gather(found, own, group=self._hosts)
+        if not all(bool(whole) for whole, _ in found):
+            return False
+        peers = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
+        streams = len({int(sample) for _, sample in found})
+        if streams * peers != self.args.world_size:
+            problem = (
+                f"{self.args.world_size} processes read {streams} different rows at once, and "
+                f"{self.args.world_size // peers} data-parallel ranks need rows of their own. "
+                "Leave out rank= and world_size=, or with a device mesh pass group="
+            )
+            raise InvalidRequest("rank", problem)
+        return True
+
+    @cached_property
+    def _hosts(self) -> Any:
+        """A process group of all ranks in host memory, so that no GPU is waited for."""
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.args.ddp_timeout))
+
+    # --- evaluation ---
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate; the loss on a feed is the mean over the targets of all its rows on all ranks.
+
+        eval_dataset: is as for the constructor, by default the one that it got.
+        Raises: InvalidRequest for a feed that has no end, or is the one that is trained on.
+        """
+        kept = self.eval_dataset
+        if _feeds_of(eval_dataset):
+            self.eval_dataset, eval_dataset = _plain(eval_dataset), None
+        try:
+            metrics: dict[str, float] = super().evaluate(eval_dataset, *args, **kwargs)
+            return metrics
+        finally:
+            self.eval_dataset = kept
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return the batches of a feed by the names of the model, or what the Trainer returns.
+
+        eval_dataset: is as for `evaluate`, or the name of one of several.
+        """
+        found = self.eval_dataset if eval_dataset is None else eval_dataset
+        found = self.eval_dataset[found] if isinstance(found, str) else found
+        if not _feeds_of(found):
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[no-any-return]
+        if isinstance(found, RemoteBatches):
+            problem = "is a feed, which is read once; pass feed.epoch(0, tail='pad')"
+            raise InvalidRequest("eval_dataset", problem)
+        return DataLoader(_Evaluation(self, found), batch_size=None)
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate on a loader.  Raises: as for `evaluate`."""
+        if not isinstance(getattr(dataloader, "dataset", None), _Evaluation):
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        if self.compute_metrics is not None:
+            raise InvalidRequest("compute_metrics", "gets no logits of a feed; omit it")
+        before = self.feed_state()["sample"] if self.is_in_train else None
+        self._losses = [torch.zeros(2)]
+        try:
+            output = super().evaluation_loop(dataloader, *args, **kwargs)
+            total = torch.stack([each.cpu().double() for each in self._losses]).sum(0)
+        finally:
+            self._losses = None
+        if self.is_in_train and self.feed_state()["sample"] != before:
+            problem = "is an epoch of the feed that is trained on, and has moved it; make another"
+            raise InvalidRequest("eval_dataset", problem)
+        if self.args.world_size > 1:
+            dist.all_reduce(total, group=self._hosts)
+        name = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
+        output.metrics[name] = (total[0] / total[1]).item()
+        return output
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Add up the loss of a batch of a feed, and its targets."""
+        if self._losses is None:
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        count = (inputs["shift_labels"] != IGNORED_TARGET).sum().to(self.args.device)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            mean = self.compute_loss(model, self._prepare_inputs(inputs))
+        # The mean over no targets is not a number, as of rows that only fill up a batch.
+        total = torch.where(count > 0, mean.float() * count, 0.0)
+        self._losses.append(torch.stack([total, count.float()]))
+        return None, None, None
+
+
+class _Evaluation(IterableDataset[dict[str, Any]]):
+    """The batches of a feed by the names of a model, as many as each rank has."""
+
+    def __init__(self, trainer: FeedTrainer, feed: TorchEpoch | WholeDataset) -> None:
+        self._trainer, self._feed = trainer, feed
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        batches = self._feed.batches()
+        while self._trainer._all_have(found := list(islice(batches, 1)), 1):
+            yield found[0].as_kwargs("transformers")
+        if found:
+            _LOG.warning("evaluation ends: another rank has no batch left, and this one has")
+
+
+def _position_of(trainer: FeedTrainer, allow: Collection[str]) -> TrainerCallback:
+    """Return what puts the position of a feed into checkpoints, and loads it."""
+
+    class FeedState(TrainerCallback, ExportableState):  # type: ignore[misc]
+        # The Trainer may replace it by another instance, made without arguments.
+
+        def state(self) -> dict[str, Any]:
+            saved = None if trainer._feed is None else trainer.feed_state()
+            return {"args": {}, "attributes": {}, "feed": saved}
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step or trainer._in_hand:
+                saved = state.stateful_callbacks.get("FeedState")
+                if saved is None:
+                    problem = "has no state of a feed; FeedTrainer did not write it"
+                    raise InvalidRequest("resume_from_checkpoint", problem)
+                allowed = {"allow": allow} if allow else {}
+                trainer._training_feed.load_state_dict(saved["feed"], **allowed)
+            trainer._in_hand.clear()
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            trainer._in_hand.clear()
+
+    return FeedState()
+
+
+def _feeds_of(dataset: Any) -> list[Any]:
+    """Return the feeds in what may be one, or a mapping of them."""
+    several = list(dataset.values()) if isinstance(dataset, Mapping) else [dataset]
+    return [each for each in several if isinstance(each, _FEEDS)]
+
+
+def _plain(dataset: Any) -> Any:
+    """Return a mapping as a dict, for which the Trainer asks."""
+    return dict(dataset) if isinstance(dataset, Mapping) else dataset
