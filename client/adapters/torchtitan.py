@@ -26,7 +26,7 @@ import tyro
 try:
     from torchtitan.components.data import collators
     from torchtitan.components.data.loader import BaseDataLoader
-except ModuleNotFoundError:  # torchtitan 0.3
+except ImportError:  # torchtitan 0.3
     from torchtitan.components.dataloader import BaseDataLoader
 
     collators = None
