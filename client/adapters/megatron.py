@@ -1,6 +1,6 @@
 """Batches for Megatron-LM, with --dataloader-type external.
 
-    pretrain(datasets_provider("host:50051", order="shuffled", seed=1337), model_provider, ...)
+    train_valid_test_datasets_provider = datasets_provider("host:50051", order="packed", seed=1337)
 
 The position is args.consumed_train_samples, which Megatron saves and restores: a run resumes at
 exactly the next row, at another data-parallel size too, and with a batch size that grows.
