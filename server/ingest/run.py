@@ -27,7 +27,7 @@ from .inputs.discovery import require_same
 from .inputs.hashes import Hashes
 from .job import Checkpoint, Job
 from .output.shard_writer import SplitProgress, SplitWriter, sync_folder, write_errors, write_whole
-from .output.shuffle import DocumentBatch, shuffled, skip_documents
+from .output.shuffle import DocumentBatch, selected, shuffled, skip_documents
 from .progress import Progress
 from .tokenize import splitting
 from .tokenize.encoding import EncodedUnit
@@ -188,7 +188,7 @@ def _encode_all(
         try:
             for batch in _in_order_of_writing(job, watched, checkpoint):
                 for name, split in splits.items():
-                    split.add(batch.part, batch.part.is_val == (name == "val"))
+                    split.add(selected(batch.part, batch.part.is_val == (name == "val")))
                 _advance(checkpoint, batch.then, pending)
                 if time.monotonic() - kept >= _CHECKPOINT_SECONDS:
                     for split in splits.values():
@@ -221,7 +221,7 @@ def _units(job: Job, place: SourceOffset, hashes: Hashes) -> Iterator[Unit]:
     context = ReaderContext(
         job.recipe.read_columns,
         lambda blocks: splitting.split_text(
-            blocks, load_tokenizer(job.recipe.tokenizer_file).encode
+            blocks, load_tokenizer(job.recipe.tokenizer_file).encode_each
         ),
         job.recipe.is_val,
         hashes.add,

@@ -6,9 +6,10 @@ import functools
 import hashlib
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -62,19 +63,32 @@ class TokenizerFile:
         return hashlib.sha256(self.content).hexdigest()
 
 
-class Tokenizer(Protocol):
+TokenIds = npt.NDArray[np.unsignedinteger]
+
+
+class Tokenizer(ABC):
     """The interface of both kinds.  vocab_size: its largest id plus one."""
 
     vocab_size: int
 
-    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Return the ids of each text, with nothing added.  Raises: ValueError."""
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> tuple[TokenIds, npt.NDArray[np.int64]]:
+        """Return the ids of all texts, one text after another and with nothing added, in the dtype
+        of `token_dtype`; and int64[n], how many each text has.  Raises: ValueError.
+        """
 
-    def encode_with_offsets(self, text: str) -> tuple[Sequence[int], npt.NDArray[np.int64]]:
+    def encode_each(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Return the ids of each text.  Raises: ValueError."""
+        ids, counts = self.encode(texts)
+        return np.split(ids, np.cumsum(counts)[:-1])
+
+    @abstractmethod
+    def encode_with_offsets(self, text: str) -> tuple[TokenIds, npt.NDArray[np.int64]]:
         """Return the ids of a text, and int64[n, 2], where the characters of each begin and end.
         Bytes of one character have the same.  Raises: ValueError.
         """
 
+    @abstractmethod
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text, None if there is none."""
 
@@ -92,22 +106,24 @@ def token_dtype(tokenizer: Tokenizer) -> np.dtype[np.unsignedinteger]:
     return np.dtype("<u2") if tokenizer.vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-class _Bytes:
+class _Bytes(Tokenizer):
     vocab_size = 257
 
-    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        return [text.encode() for text in texts]
+    def encode(self, texts: Sequence[str]) -> tuple[TokenIds, npt.NDArray[np.int64]]:
+        found = [text.encode() for text in texts]
+        ids = np.frombuffer(b"".join(found), np.uint8).astype(token_dtype(self))
+        return ids, np.fromiter(map(len, found), np.int64, len(found))
 
-    def encode_with_offsets(self, text: str) -> tuple[Sequence[int], npt.NDArray[np.int64]]:
+    def encode_with_offsets(self, text: str) -> tuple[TokenIds, npt.NDArray[np.int64]]:
         sizes = [len(sign.encode()) for sign in text]
         firsts = np.repeat(np.arange(len(text), dtype=np.int64), sizes)
-        return text.encode(), np.stack([firsts, firsts + 1], axis=1)
+        return self.encode([text])[0], np.stack([firsts, firsts + 1], axis=1)
 
     def token_id(self, text: str) -> int | None:
         return 256 if text == END_OF_BYTES else None
 
 
-class _HuggingFace:
+class _HuggingFace(Tokenizer):
     def __init__(self, tokenizer_file: TokenizerFile) -> None:
         from tokenizers import Tokenizer, processors
 
@@ -127,19 +143,22 @@ class _HuggingFace:
         self._tokenizer.encode_special_tokens = not tokenizer_file.parses_special
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
 
-    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+    def encode(self, texts: Sequence[str]) -> tuple[TokenIds, npt.NDArray[np.int64]]:
         try:
             found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises Exception itself
             raise ValueError(f"cannot be encoded: {error}") from error
-        return [encoding.ids for encoding in found]
+        counts = np.fromiter(map(len, found), np.int64, len(found))
+        ids = chain.from_iterable(encoding.ids for encoding in found)
+        return np.fromiter(ids, token_dtype(self), int(counts.sum())), counts
 
-    def encode_with_offsets(self, text: str) -> tuple[Sequence[int], npt.NDArray[np.int64]]:
+    def encode_with_offsets(self, text: str) -> tuple[TokenIds, npt.NDArray[np.int64]]:
         try:
             found = self._tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # the library raises Exception itself
             raise ValueError(f"cannot be encoded: {error}") from error
-        return found.ids, np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
+        ids = np.array(found.ids, dtype=token_dtype(self))
+        return ids, np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
 
     def token_id(self, text: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(text)
