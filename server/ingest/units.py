@@ -57,12 +57,14 @@ class Problem:
     """Input that could not be ingested.
 
     what: its kind, for counting.  where: in its source.  is_fatal: whether the ingest has to end,
-    because leaving out this input would not be enough.
+    because leaving out this input would not be enough.  is_of_engine: whether the engine is wrong,
+    not the input, so that all that it has encoded is in doubt; it is fatal.
     """
 
     what: str
     where: str
     is_fatal: bool = False
+    is_of_engine: bool = False
 
 
 class InvalidDocument(Exception):

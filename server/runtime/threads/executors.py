@@ -32,7 +32,7 @@ from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 _UNITS_AHEAD = 2
 """Per worker, in addition to the one that it works on."""
 _BYTES_AHEAD_MAX = 128 << 20
-_ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
+_ONE_CORE = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """One core per worker."""
 _PR_SET_PDEATHSIG = 1
 
