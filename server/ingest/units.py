@@ -138,10 +138,14 @@ class Strings:
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each string in bytes, int64[n]."""
-        return np.diff(self.ends, prepend=0)
+        sizes = self.ends.copy()
+        sizes[1:] -= self.ends[:-1]
+        return sizes
 
     def part(self, first: int, end: int) -> Strings:
         """Return the strings of [first, end), in the same buffer."""
+        if not first and end == len(self):
+            return self
         before = int(self.ends[first - 1]) if first else 0
         ends = self.ends[first:end] - before
         size = int(ends[-1]) if ends.size else 0

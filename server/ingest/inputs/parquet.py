@@ -133,9 +133,10 @@ def _batches(
     fewest, most = _BATCH_ROWS
     rows = min(most, max(fewest, _BATCH_BYTES // row_bytes))
     for batch in file.iter_batches(rows, [group], names, use_threads=False):
-        absent = Strings.of([None] * batch.num_rows)
         yield tuple(
-            _values(batch.column(column.name)) if column.name in present else absent
+            _values(batch.column(column.name))
+            if column.name in present
+            else Strings.of([None] * batch.num_rows)
             for column in columns
         )
 
@@ -151,7 +152,9 @@ def _runs(batches: Iterator[_Columns], first_row: int) -> Iterator[_Columns]:
         first = min(first_row, count)
         first_row -= first
         # Bytes up to each row, and 0 before the first one.
-        ends = np.concatenate([[0], np.cumsum(sum(column.sizes for column in batch))])
+        ends = np.zeros(count + 1, np.int64)
+        for column in batch:
+            ends[1:] += column.ends
         while first < count:
             full = int(np.searchsorted(ends, ends[first] + _UNIT_BYTES - run_bytes, side="left"))
             end = min(count, max(full, first + 1), first + _UNIT_ROWS_MAX - run_rows)
