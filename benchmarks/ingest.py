@@ -2,8 +2,8 @@
 
 Each contender is a process that imports what it needs, reads the same parquet files and writes its
 tokens: the bare loop over `tokenizers.encode_batch`, datatrove's tokenizer step, and `tokenfeed
-ingest`. Then the steps of an ingest are timed, with the first size. The text is paragraphs of tiny
-Shakespeare in random order. Needs datatrove.
+ingest` with each engine (fastokens is probed before). Then the steps of an ingest are timed, with
+the first size. The text is paragraphs of tiny Shakespeare in random order. Needs datatrove.
 Run: python -m benchmarks.ingest DATA_FOLDER [--megabytes-per-file 10 100] [--rounds 5]
      [--skip-datatrove]
 """
@@ -41,6 +41,7 @@ PEERS = {
     "datatrove": "benchmarks.peers.datatrove_step",
 }
 OURS = "tokenfeed"
+BY_TOKENIZERS = "tokenfeed, tokenizers"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -80,7 +81,9 @@ def main() -> None:
                 for name, module in PEERS.items()
                 if name != "datatrove" or not arguments.skip_datatrove
             }
-            commands[OURS] = ours("tokenfeed.server.ingest", pages, tokenizer, out)
+            for name, engine in ((OURS, "fastokens"), (BY_TOKENIZERS, "tokenizers")):
+                command = ours("tokenfeed.server.ingest", pages, tokenizer, out)
+                commands[name] = [*command, "--tokenizer-engine", engine]
             runs, tokens = measured(commands, out, arguments.rounds if megabytes else 1)
             if megabytes:
                 report(megabytes, runs, tokens)
@@ -148,7 +151,7 @@ def report(megabytes: int, runs: dict[str, list[Run]], tokens: int) -> None:
     print_table("user and system time of all processes", "s", cpu_seconds)
     memory = {name: [run.mebibytes for run in of] for name, of in runs.items()}
     print_table("memory of the largest process", "MiB", memory)
-    for name in PEERS:
+    for name in (*PEERS, BY_TOKENIZERS):
         if name in runs:
             ratios = np.array(speeds[OURS]) / np.array(speeds[name])
             goal = GOALS.get(megabytes) if name == "encode_batch" else None

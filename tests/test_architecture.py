@@ -124,7 +124,7 @@ REACHES: dict[str, set[str]] = {
 EXTRA_IMPORTS: dict[str, set[str]] = {
     "server.cli.serve": {"prometheus_client"},
     "server.ingest.tokenize.chat_template": {"jinja2"},
-    "server.ingest.tokenize.tokenizer": {"tokenizers"},
+    "server.ingest.tokenize.tokenizer": {"fastokens", "tokenizers"},
     "server.runtime.threads.executors": {"ray"},
     "server.storage.objects.buckets": {"obstore"},
     "server.storage.objects.credentials": {"boto3", "botocore", "obstore"},

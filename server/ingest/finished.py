@@ -40,6 +40,8 @@ def manifest_of(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
             "vocab_size": tokenizer.vocab_size,
             "prepend_id": job.recipe.prepend_id,
             "append_id": job.recipe.append_id,
+            "encoded_by": job.encoded_by,
+            "engine_reason": job.engine_reason,
         },
         "sources": [
             {

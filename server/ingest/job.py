@@ -9,6 +9,7 @@ from typing import Any
 
 from .output.shard_writer import SplitProgress, write_whole
 from .tokenize.recipe import Recipe
+from .tokenize.tokenizer import FASTOKENS, FASTOKENS_VERSION, TOKENIZERS
 from .units import Problem, SourceOffset, TextSource
 
 Tally = dict[str, tuple[int, str]]
@@ -20,7 +21,7 @@ class Job:
     """Sources and options of an ingest: the same job gives the same bytes.
 
     prepend_token, append_token: their texts.  shuffle_buffer: documents per group; 1 does not
-    shuffle.  shard_tokens: maximum per shard.
+    shuffle.  shard_tokens: maximum per shard.  engine_reason: why the engine of the recipe encodes.
     """
 
     sources: tuple[TextSource, ...]
@@ -30,6 +31,16 @@ class Job:
     shuffle_buffer: int = 1
     seed: int = 0
     shard_tokens: int = 100_000_000
+    engine_reason: str = ""
+
+    @property
+    def encoded_by(self) -> dict[str, str]:
+        """The packages on whose versions the tokens depend."""
+        file = self.recipe.tokenizer_file
+        if not file.version:
+            return {}
+        engine = f" {FASTOKENS_VERSION}" if file.engine == FASTOKENS else ""
+        return {TOKENIZERS: file.version, "engine": f"{file.engine}{engine}"}
 
     def facts(self) -> dict[str, Any]:
         """Return what has to be the same for an ingest to resume."""

@@ -55,7 +55,7 @@ def template_of(
         tokenizer = load_tokenizer(tokenizer_file)
         unknown = [text for text in template.token_texts if tokenizer.token_id(text) is None]
         if unknown:
-            counts = map(len, tokenizer.encode(unknown))
+            counts = map(len, tokenizer.encode_each(unknown))
             _LOG.warning(
                 "%s writes what is no token of %s, so it becomes several: %s; use the tokenizer of "
                 "the model that the template is for, or add these tokens to it",

@@ -13,12 +13,13 @@ _LOG_SECONDS = 10.0
 class Progress:
     """Shows how much is done, the speed, and the time left.
 
-    total_bytes: of all sources.
+    total_bytes: of all sources.  engine: what encodes.
     """
 
-    def __init__(self, total_bytes: int, stream: TextIO = sys.stderr) -> None:
+    def __init__(self, total_bytes: int, engine: str, stream: TextIO = sys.stderr) -> None:
         """stream: a terminal, or a log."""
         self.total_bytes = total_bytes
+        self.engine = engine
         self._stream = stream
         self._is_terminal = stream.isatty()
         self._begun = self._shown_at = time.monotonic()
@@ -54,7 +55,9 @@ class Progress:
         assert self._first is not None
         first_bytes, first_tokens = self._first
         share = done_bytes / self.total_bytes if self.total_bytes else 1.0
+        megabytes = (done_bytes - first_bytes) / seconds / 1e6
         line = f"{share:.1%}  {tokens:,} tokens  {(tokens - first_tokens) / seconds:,.0f} tokens/s"
+        line += f"  {megabytes:,.1f} MB/s by {self.engine}"
         if done_bytes > first_bytes:
             left = (self.total_bytes - done_bytes) * seconds / (done_bytes - first_bytes)
             line += f"  {duration(left)} left"

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+import numpy as np
+
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, InvalidSource, WriteFailed
 
 from ..datasets.sources.manifest import NAME as MANIFEST
@@ -27,16 +29,18 @@ from .inputs.discovery import require_same
 from .inputs.hashes import Hashes
 from .job import Checkpoint, Job
 from .output.shard_writer import SplitProgress, SplitWriter, sync_folder, write_errors, write_whole
-from .output.shuffle import DocumentBatch, shuffled, skip_documents
+from .output.shuffle import DocumentBatch, selected, shuffled, skip_documents
 from .progress import Progress
 from .tokenize import splitting
 from .tokenize.encoding import EncodedUnit
+from .tokenize.engine import keep_verdict
 from .tokenize.execution import Encoder, encoded
-from .tokenize.tokenizer import load_tokenizer, token_dtype
+from .tokenize.tokenizer import TOKENIZERS, load_tokenizer, token_dtype
 from .units import Problem, SourceOffset, Unit
 
 SPLITS = ("train", "val")
 _JOB, _CHECKPOINT, _LOCK = "job.json", "checkpoint.json", "lock"
+_ENCODED_BY = "encoded_by"
 _CHECKPOINT_SECONDS = 5.0
 
 Pending = deque[tuple[SourceOffset, tuple[Problem, ...]]]
@@ -61,7 +65,12 @@ def ingest(
             if read_manifest(out) is None:
                 if not os.path.exists(os.path.join(work, MANIFEST)):
                     _begin(job, out, work)
-                    _encode_all(job, work, executor, strict=strict, progress=progress)
+                    try:
+                        _encode_all(job, work, executor, strict=strict, progress=progress)
+                    except WrongEngine:
+                        # Whatever it has encoded is in doubt.
+                        shutil.rmtree(work, ignore_errors=True)
+                        raise
                 _publish(out, work)
             shutil.rmtree(work, ignore_errors=True)
     made = read_manifest(out)
@@ -72,6 +81,10 @@ def ingest(
     if strict:
         _require_no_problems({s["path"]: s["problems"] for s in made["sources"]})
     return made
+
+
+class WrongEngine(InvalidSource):
+    """The engine that encodes gives other tokens than tokenizers."""
 
 
 @contextmanager
@@ -128,13 +141,15 @@ def _begin(job: Job, out: str, work: str) -> None:
     path = os.path.join(work, _JOB)
     try:
         with open(path, encoding="utf-8") as file:
-            _require_same_job(out, json.load(file), job)
+            begun = json.load(file)
+        _require_same_job(out, begun, job)
+        _require_same_versions(out, begun.get(_ENCODED_BY), job)
         return
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
         raise InvalidCorpus(path, "is damaged; remove its folder and start again") from error
-    write_whole(path, json.dumps(job.facts(), indent=1))
+    write_whole(path, json.dumps({**job.facts(), _ENCODED_BY: job.encoded_by}, indent=1))
 
 
 def _require_same_job(out: str, begun: Any, job: Job) -> None:
@@ -149,6 +164,19 @@ def _require_same_job(out: str, begun: Any, job: Job) -> None:
     if different:
         problem = f"contains an ingest with other {', '.join(different)}"
         raise InvalidCorpus(out, f"{problem}; pass another --out, or remove this folder")
+
+
+def _require_same_versions(out: str, begun: Any, job: Job) -> None:
+    """Raise InvalidCorpus if other versions of packages began the job: their tokens may differ."""
+    for name, now in job.encoded_by.items():
+        before = begun.get(name) if isinstance(begun, dict) else None
+        if before != now:
+            cure = f"pass --tokenizer-engine {str(before).partition(' ')[0]}"
+            if name == TOKENIZERS:
+                cure = f"install tokenizers {before}"
+            problem = f"contains an ingest that {name} {before} began, now it is {now}: the tokens "
+            problem += f"may differ; {cure}, or remove {os.path.join(out, WORK_FOLDER)}"
+            raise InvalidCorpus(out, problem)
 
 
 def _encode_all(
@@ -188,7 +216,7 @@ def _encode_all(
         try:
             for batch in _in_order_of_writing(job, watched, checkpoint):
                 for name, split in splits.items():
-                    split.add(batch.part, batch.part.is_val == (name == "val"))
+                    split.add(selected(batch.part, batch.part.is_val == (name == "val")))
                 _advance(checkpoint, batch.then, pending)
                 if time.monotonic() - kept >= _CHECKPOINT_SECONDS:
                     for split in splits.values():
@@ -216,12 +244,35 @@ def _encode_all(
     write_whole(os.path.join(work, MANIFEST), json.dumps(manifest, indent=1) + "\n")
 
 
+def first_tokens(
+    job: Job, executor: Encoder, *, strict: bool, seconds: float, progress: Progress
+) -> tuple[int, int, float]:
+    """Encode for a few seconds, and write nothing.
+
+    seconds: at most, where there is so much.
+    Returns: bytes of the sources, their tokens, and the seconds that it took.
+    Raises: InvalidSource.
+    """
+    checkpoint, done_bytes, tokens = Checkpoint(), 0, 0
+    begun = time.monotonic()
+    with closing(Hashes(job.sources, {})) as hashes:
+        parts = encoded(executor, _units(job, checkpoint.place, hashes), job.recipe)
+        sizes = np.cumsum([0, *(source.size_bytes for source in job.sources)])
+        watched = _with_progress(job, parts, checkpoint, deque(), strict=strict, progress=progress)
+        for unit, part in watched:
+            done_bytes = int(sizes[unit.place.source]) + unit.done_bytes
+            tokens += part.tokens.size
+            if time.monotonic() - begun >= seconds:
+                break
+    return done_bytes, tokens, time.monotonic() - begun
+
+
 def _units(job: Job, place: SourceOffset, hashes: Hashes) -> Iterator[Unit]:
     """Yield the units of all sources from an offset on."""
     context = ReaderContext(
         job.recipe.read_columns,
         lambda blocks: splitting.split_text(
-            blocks, load_tokenizer(job.recipe.tokenizer_file).encode
+            blocks, load_tokenizer(job.recipe.tokenizer_file).encode_each
         ),
         job.recipe.is_val,
         hashes.add,
@@ -254,12 +305,25 @@ def _with_progress(
     for unit, part in parts:
         if part.problems:
             for problem in part.problems:
+                if problem.is_of_engine:
+                    raise _wrong_engine(job, unit, problem)
                 if strict or problem.is_fatal:
                     path = job.sources[unit.place.source].path
                     raise InvalidSource(path, f"{problem.what}, {problem.where}")
             pending.append((unit.place, part.problems))
         yield unit, part
         progress.show(sizes[unit.place.source] + unit.done_bytes, checkpoint.tokens)
+
+
+def _wrong_engine(job: Job, unit: Unit, problem: Problem) -> WrongEngine:
+    """Return the error; from now on the engine is not chosen for this tokenizer."""
+    path = job.sources[unit.place.source].path
+    place = f"{path}, {problem.where}"
+    keep_verdict(job.recipe.tokenizer_file, f"it gave other tokens for {place}")
+    cure = (
+        "all that was encoded is removed; run the same command with --tokenizer-engine tokenizers"
+    )
+    return WrongEngine(path, f"{problem.what}, {problem.where}; {cure}")
 
 
 def _in_order_of_writing(

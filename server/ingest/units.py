@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.errors import InvalidSource
 
@@ -53,12 +57,14 @@ class Problem:
     """Input that could not be ingested.
 
     what: its kind, for counting.  where: in its source.  is_fatal: whether the ingest has to end,
-    because leaving out this input would not be enough.
+    because leaving out this input would not be enough.  is_of_engine: whether the engine is wrong,
+    not the input, so that all that it has encoded is in doubt; it is fatal.
     """
 
     what: str
     where: str
     is_fatal: bool = False
+    is_of_engine: bool = False
 
 
 class InvalidDocument(Exception):
@@ -85,21 +91,97 @@ def require_of_content(error: Exception, path: str) -> None:
         raise InvalidSource(path, f"cannot be read: {error}; run the same command again") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of a table: for each a tuple of UTF-8, one value per column, None for null. Lists and
-    structs are JSON.
+@dataclass(frozen=True, slots=True, eq=False)
+class Strings:
+    """Strings of bytes in one buffer, as a column of Arrow has them: between processes they cost
+    what their bytes cost, however many they are.
 
-    first_row: number of the first row in its file.
+    data: uint8[m], the strings one after another.  ends: int64[n], where each one ends in it.
+    present: bool[n], which of them are not null; None for all.
     """
 
-    values: list[tuple[bytes | None, ...]]
+    data: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int64]
+    present: npt.NDArray[np.bool_] | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[bytes | None]) -> Strings:
+        """Return the strings of a list, where None is null."""
+        sizes = np.fromiter((len(value or b"") for value in values), np.int64, len(values))
+        present = None
+        if None in values:
+            present = np.fromiter((value is not None for value in values), np.bool_, len(values))
+        data = np.frombuffer(b"".join(value or b"" for value in values), np.uint8)
+        return cls(data, np.cumsum(sizes), present)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Strings]) -> Strings:
+        """Return the strings of all parts, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        firsts = np.cumsum([0, *(part.data.size for part in parts[:-1])])
+        present = None
+        if any(part.present is not None for part in parts):
+            present = np.concatenate(
+                [np.ones(len(p), np.bool_) if p.present is None else p.present for p in parts]
+            )
+        return cls(
+            np.concatenate([part.data for part in parts]),
+            np.concatenate([part.ends + first for part, first in zip(parts, firsts, strict=True)]),
+            present,
+        )
+
+    def __len__(self) -> int:
+        """Return how many strings there are, with those that are null."""
+        return self.ends.size
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """The size of each string in bytes, int64[n]."""
+        sizes = self.ends.copy()
+        sizes[1:] -= self.ends[:-1]
+        return sizes
+
+    def part(self, first: int, end: int) -> Strings:
+        """Return the strings of [first, end), in the same buffer."""
+        if not first and end == len(self):
+            return self
+        before = int(self.ends[first - 1]) if first else 0
+        ends = self.ends[first:end] - before
+        size = int(ends[-1]) if ends.size else 0
+        present = None if self.present is None else self.present[first:end]
+        return Strings(self.data[before : before + size], ends, present)
+
+    def __iter__(self) -> Iterator[memoryview | None]:
+        """Yield a view of each string, None for null."""
+        view = self.data.data
+        present: Iterable[bool] | None = None if self.present is None else self.present.tolist()
+        first = 0
+        if present is None:
+            for end in self.ends.tolist():
+                yield view[first:end]
+                first = end
+            return
+        for end, is_present in zip(self.ends.tolist(), present, strict=True):
+            yield view[first:end] if is_present else None
+            first = end
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a table, column by column: UTF-8, or JSON of lists and structs.
+
+    columns: the values of each column, in the order in which columns are read.  first_row: number
+    of the first row in its file.
+    """
+
+    columns: tuple[Strings, ...]
     first_row: int
 
     @property
     def size_bytes(self) -> int:
         """Size of the text."""
-        return sum(len(value) for row in self.values for value in row if value is not None)
+        return sum(column.data.size for column in self.columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
-from itertools import islice
 from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow
 import pyarrow.parquet
 
@@ -21,6 +22,7 @@ from ..units import (
     Problem,
     Rows,
     SourceOffset,
+    Strings,
     TextSource,
     Unit,
     require_of_content,
@@ -32,9 +34,12 @@ KIND = "parquet"
 _UNIT_BYTES = 1 << 20
 """Half a second of work for one core. A quarter of it made no difference (docs/decisions/0012)."""
 _UNIT_ROWS_MAX = 1 << 16
-_BATCH_ROWS = 256
-"""Rows that are decoded at once."""
-Row = tuple[bytes | None, ...]
+_BATCH_BYTES = 1 << 16
+_BATCH_ROWS = (16, 256)
+"""Rows that are decoded at once, about _BATCH_BYTES as they are stored: at least and at most. A
+dictionary expands few bytes into much text, so more rows might be more than memory; 16 rows at once
+take as long as 1,024, with documents of 2 KB."""
+_Columns = tuple[Strings, ...]
 _Bare = Callable[[Any], Any]
 """Makes a value without the nulls that Arrow adds."""
 
@@ -105,9 +110,9 @@ def _group_units(
 
     row = first_row
     try:
-        for values in _runs(_rows(file, columns, group), first_row):
-            end = row + len(values)
-            rows = Rows(values, rows_before + row)
+        for run in _runs(_batches(file, columns, group), first_row):
+            end = row + len(run[0])
+            rows = Rows(run, rows_before + row)
             yield Unit(place(row), place(end), rows, done_bytes(end))
             row = end
     except (OSError, pyarrow.ArrowException) as error:
@@ -117,39 +122,57 @@ def _group_units(
         yield Unit(place(row), place(row_count), None, done_bytes(row_count), (problem,))
 
 
-def _rows(
+def _batches(
     file: pyarrow.parquet.ParquetFile, columns: tuple[Column, ...], group: int
-) -> Iterator[Row]:
+) -> Iterator[_Columns]:
+    """Yield the columns of a row group, some rows at once."""
     present = set(file.schema_arrow.names)
     names = list(dict.fromkeys(column.name for column in columns if column.name in present))
-    for batch in file.iter_batches(_BATCH_ROWS, [group], names, use_threads=False):
-        absent = [None] * batch.num_rows
-        yield from zip(
-            *(
-                _values(batch.column(column.name)) if column.name in present else absent
-                for column in columns
-            ),
-            strict=True,
+    stored = file.metadata.row_group(group)
+    row_bytes = max(1, stored.total_byte_size // max(1, stored.num_rows))
+    fewest, most = _BATCH_ROWS
+    rows = min(most, max(fewest, _BATCH_BYTES // row_bytes))
+    for batch in file.iter_batches(rows, [group], names, use_threads=False):
+        yield tuple(
+            _values(batch.column(column.name))
+            if column.name in present
+            else Strings.of([None] * batch.num_rows)
+            for column in columns
         )
 
 
-def _runs(rows: Iterator[Row], first_row: int) -> Iterator[list[Row]]:
+def _runs(batches: Iterator[_Columns], first_row: int) -> Iterator[_Columns]:
     """Yield rows from first_row on, in runs of a unit's size. The size is that of the decoded text:
     a dictionary expands few bytes into much text.
     """
-    run: list[Row] = []
-    run_bytes = 0
-    for row in islice(rows, first_row, None):
-        run.append(row)
-        run_bytes += sum(len(value) for value in row if value is not None)
-        if run_bytes >= _UNIT_BYTES or len(run) >= _UNIT_ROWS_MAX:
-            yield run
-            run, run_bytes = [], 0
+    run: list[_Columns] = []
+    run_rows = run_bytes = 0
+    for batch in batches:
+        count = len(batch[0])
+        first = min(first_row, count)
+        first_row -= first
+        # Bytes up to each row, and 0 before the first one.
+        ends = np.zeros(count + 1, np.int64)
+        for column in batch:
+            ends[1:] += column.ends
+        while first < count:
+            full = int(np.searchsorted(ends, ends[first] + _UNIT_BYTES - run_bytes, side="left"))
+            end = min(count, max(full, first + 1), first + _UNIT_ROWS_MAX - run_rows)
+            run.append(tuple(column.part(first, end) for column in batch))
+            run_rows, run_bytes = run_rows + end - first, run_bytes + int(ends[end] - ends[first])
+            if run_bytes >= _UNIT_BYTES or run_rows >= _UNIT_ROWS_MAX:
+                yield _joined(run)
+                run, run_rows, run_bytes = [], 0, 0
+            first = end
     if run:
-        yield run
+        yield _joined(run)
 
 
-def _values(column: pyarrow.Array) -> list[bytes | None]:
+def _joined(run: list[_Columns]) -> _Columns:
+    return tuple(map(Strings.joined, zip(*run, strict=True)))
+
+
+def _values(column: pyarrow.Array) -> Strings:
     """Return text as it is stored; it is decoded, and its UTF-8 checked, later. Integers become
     decimal digits, and lists JSON.
     """
@@ -159,19 +182,31 @@ def _values(column: pyarrow.Array) -> list[bytes | None]:
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if types.is_integer(column.type):
-        return [None if value is None else b"%d" % value for value in column.to_pylist()]
+        digits = [None if value is None else b"%d" % value for value in column.to_pylist()]
+        return Strings.of(digits)
     if not _is_text(column.type):
         bare = _without_padding(column.type, _MESSAGE_KEYS)
-        return [_json(value, bare) for value in column]
-    # A cast imports pyarrow.compute, which takes 30 ms; a view does not.
-    if types.is_string(column.type):
-        column = column.view(pyarrow.binary())
-    elif types.is_large_string(column.type):
-        column = column.view(pyarrow.large_binary())
-    elif not (types.is_binary(column.type) or types.is_large_binary(column.type)):
-        column = column.cast(pyarrow.large_binary())
-    values: list[bytes | None] = column.to_pylist()
-    return values
+        return Strings.of([_json(value, bare) for value in column])
+    is_large = types.is_large_string(column.type) or types.is_large_binary(column.type)
+    if not (is_large or types.is_string(column.type) or types.is_binary(column.type)):
+        # This imports pyarrow.compute, which takes 30 ms.
+        column, is_large = column.cast(pyarrow.large_binary()), True
+    return _text(column, np.dtype(np.int64 if is_large else np.int32))
+
+
+def _text(column: pyarrow.Array, offset: np.dtype[np.signedinteger[Any]]) -> Strings:
+    """Return text that lies in the buffers of Arrow, without a copy.  offset: of its offsets."""
+    validity, offsets, data = column.buffers()
+    first, end = column.offset, column.offset + len(column)
+    if first == end or data is None:
+        return Strings.of(column.to_pylist())
+    places = np.frombuffer(offsets, offset)[first : end + 1].astype(np.int64)
+    present: npt.NDArray[np.bool_] | None = None
+    if column.null_count:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+        present = bits[first:end].astype(np.bool_)
+    text = np.frombuffer(data, np.uint8)[places[0] : places[-1]]
+    return Strings(text, places[1:] - places[0], present)
 
 
 def _json(value: pyarrow.Scalar, bare: _Bare | None) -> bytes | None:

@@ -23,8 +23,11 @@ from ...datasets.sources.manifest import WORK_FOLDER
 from ...runtime import small_files
 from ...storage.formats.document_ids import SUFFIX as IDS
 from ..tokenize.encoding import EncodedUnit
+from .shuffle import piece
 
 _FLUSH_BYTES = 4 << 20
+_WHOLE_BYTES = 1 << 17
+"""A piece of this size is written as it is; smaller ones are collected first."""
 
 
 class _AppendFile:
@@ -44,8 +47,16 @@ class _AppendFile:
             os.ftruncate(self._descriptor, size_bytes)
             os.lseek(self._descriptor, size_bytes, os.SEEK_SET)
 
-    def add(self, content: bytes) -> None:
-        """Append bytes."""
+    def add(self, content: bytes | npt.NDArray[np.generic]) -> None:
+        """Append bytes, or those of an array in C order.  Raises: WriteFailed."""
+        if len(content) and not isinstance(content, bytes):
+            whole = content.data.cast("B")
+            if whole.nbytes >= _WHOLE_BYTES:
+                self._flush()
+                with write_errors(self._path):
+                    _write_all(self._descriptor, whole)
+                return
+        content = bytes(content)
         self._waiting.append(content)
         self._waiting_bytes += len(content)
         if self._waiting_bytes >= _FLUSH_BYTES:
@@ -126,20 +137,52 @@ class SplitWriter:
         if counts.tokens:
             self._open()
 
-    def add(self, part: EncodedUnit, which: npt.NDArray[np.bool_]) -> None:
-        """Write the documents of a part that `which` selects.  Raises: WriteFailed."""
+    def add(self, part: EncodedUnit) -> None:
+        """Write the documents of a part.  Raises: WriteFailed."""
         ends = np.cumsum(part.lengths)
-        for number in np.flatnonzero(which).tolist():
-            end = int(ends[number])
-            first = end - int(part.lengths[number])
-            mask = None if part.mask is None else part.mask[first:end]
+        first, count = 0, part.lengths.size
+        while first < count:
+            begin = int(ends[first - 1]) if first else 0
+            room = self._shard_tokens - self.counts.tokens
+            fitting = int(np.searchsorted(ends, begin + room, side="right"))
+            if part.begins and part.ends and fitting > first and ends[fitting - 1] > begin:
+                self._add_whole(piece(part, first, fitting))
+                first = fitting
+                continue
+            ids = None if part.ids is None else part.ids.part(first, first + 1)
+            tokens = slice(begin, int(ends[first]))
             self._add_document(
-                part.tokens[first:end],
-                mask,
-                None if part.ids is None else part.ids[number],
-                begins=part.begins or number > 0,
-                ends=part.ends or number < part.lengths.size - 1,
+                part.tokens[tokens],
+                None if part.mask is None else part.mask[tokens],
+                None if ids is None else ids.data.tobytes(),
+                begins=part.begins or first > 0,
+                ends=part.ends or first < count - 1,
             )
+            first += 1
+
+    def _add_whole(self, part: EncodedUnit) -> None:
+        """Write whole documents, with tokens, for which the open shard has room."""
+        counts = self.counts
+        if not self._files:
+            self._open()
+        self._add_tokens(part.tokens, part.mask)
+        ends = np.cumsum(part.lengths) + (counts.tokens - part.tokens.size)
+        self._files[".ds.index"].add(ends.astype("<u8"))
+        if part.ids is not None:
+            self._files[IDS].add(part.ids.data)
+            counts.id_bytes += part.ids.data.size
+        counts.ends += ends.size
+        counts.documents += ends.size
+        counts.last_end = counts.tokens
+
+    def _add_tokens(
+        self, tokens: npt.NDArray[np.unsignedinteger], mask: npt.NDArray[np.bool_] | None
+    ) -> None:
+        self._files[".ds"].add(tokens)
+        if mask is not None:
+            self._files[".ds.loss"].add(mask)
+            self.counts.targets += int(np.count_nonzero(mask))
+        self.counts.tokens += tokens.size
 
     def _add_document(
         self,
@@ -152,7 +195,7 @@ class SplitWriter:
     ) -> None:
         """Write a document, or a piece of one. A shard boundary splits it only if it is longer than
         a shard, or if its length is not known yet. Each piece is an entry of the index, with the id
-        of the document.
+        of the document and its line feed.
         """
         counts = self.counts
         fits = counts.tokens + tokens.size <= self._shard_tokens
@@ -165,11 +208,7 @@ class SplitWriter:
             if not self._files:
                 self._open()
             end = min(tokens.size, first + self._shard_tokens - counts.tokens)
-            self._files[".ds"].add(tokens[first:end].tobytes())
-            if mask is not None:
-                self._files[".ds.loss"].add(mask[first:end].tobytes())
-                counts.targets += int(mask[first:end].sum())
-            counts.tokens += end - first
+            self._add_tokens(tokens[first:end], None if mask is None else mask[first:end])
             first = end
         if ends:
             counts.documents += 1
@@ -182,9 +221,8 @@ class SplitWriter:
         self.counts.last_end = self.counts.tokens
         self._files[".ds.index"].add(self.counts.tokens.to_bytes(8, "little"))
         if own_id is not None:
-            line = own_id + b"\n"
-            self._files[IDS].add(line)
-            self.counts.id_bytes += len(line)
+            self._files[IDS].add(own_id)
+            self.counts.id_bytes += len(own_id)
 
     def _open(self) -> None:
         counts = self.counts
@@ -203,7 +241,8 @@ class SplitWriter:
     def finish(self, own_id: bytes | None = None) -> None:
         """Complete the open shard, if there is one.
 
-        own_id: of the document that is split here, if one is.  Raises: WriteFailed.
+        own_id: of the document that is split here, if one is, with its line feed.
+        Raises: WriteFailed.
         """
         counts = self.counts
         if not counts.tokens:
@@ -236,7 +275,7 @@ def shard_name(number: int, suffix: str = ".ds") -> str:
     return f"{number:06}{suffix}"
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
+def _write_all(descriptor: int, content: bytes | memoryview) -> None:
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..tokenize.encoding import EncodedUnit, concat
-from ..units import SourceOffset, Unit
+from ..units import SourceOffset, Strings, Unit
 
 BUFFER_TOKENS_MAX = 1 << 24
 """A group also ends at this many tokens, because of long documents."""
 BUFFER_DOCUMENTS_MAX = 1 << 20
 _PERMUTED_TOKENS = 1 << 20
+Value = TypeVar("Value", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +102,44 @@ def piece(part: EncodedUnit, first: int, end: int) -> EncodedUnit:
         lengths=part.lengths[first:end],
         is_val=part.is_val[first:end],
         mask=None if part.mask is None else part.mask[tokens],
-        ids=None if part.ids is None else part.ids[first:end],
+        ids=None if part.ids is None else part.ids.part(first, end),
     )
 
 
+def selected(part: EncodedUnit, which: npt.NDArray[np.bool_]) -> EncodedUnit:
+    """Return the documents of a part that `which`, bool[d], selects, in their order."""
+    return part if which.all() else _permuted(part, np.flatnonzero(which))
+
+
 def _permuted(part: EncodedUnit, order: npt.NDArray[np.int64]) -> EncodedUnit:
-    """Return the documents of a part in the given order; copies a million tokens at once."""
-    lengths = part.lengths[order]
+    """Return the documents of a part that an order names, in that order."""
+    ids = part.ids
+    if ids is not None:
+        data = _taken(ids.data, ids.sizes, order)
+        ids = Strings(data, np.cumsum(ids.sizes[order]))
+    return replace(
+        part,
+        tokens=_taken(part.tokens, part.lengths, order),
+        lengths=part.lengths[order],
+        is_val=part.is_val[order],
+        mask=None if part.mask is None else _taken(part.mask, part.lengths, order),
+        ids=ids,
+    )
+
+
+def _taken(
+    values: npt.NDArray[Value], lengths: npt.NDArray[np.int64], order: npt.NDArray[np.int64]
+) -> npt.NDArray[Value]:
+    """Return the runs of values that an order names, in that order; copies a million at once.
+
+    lengths: of the runs, which lie one after another.
+    """
+    firsts = (np.cumsum(lengths) - lengths)[order]
+    lengths = lengths[order]
     ends = np.cumsum(lengths)
-    # Old position of a token minus its new one.
-    shifts = (np.cumsum(part.lengths) - part.lengths)[order] - (ends - lengths)
-    tokens = np.empty_like(part.tokens)
-    mask = None if part.mask is None else np.empty_like(part.mask)
+    # Old position of a value minus its new one.
+    shifts = firsts - (ends - lengths)
+    taken = np.empty(int(ends[-1]) if ends.size else 0, values.dtype)
     first = 0
     while first < order.size:
         begin = int(ends[first] - lengths[first])
@@ -119,13 +147,9 @@ def _permuted(part: EncodedUnit, order: npt.NDArray[np.int64]) -> EncodedUnit:
         end = max(first + 1, last)
         here = slice(begin, int(ends[end - 1]))
         old = np.arange(here.start, here.stop) + np.repeat(shifts[first:end], lengths[first:end])
-        tokens[here] = part.tokens[old]
-        if mask is not None and part.mask is not None:
-            mask[here] = part.mask[old]
+        taken[here] = values[old]
         first = end
-    ids = None if part.ids is None else [part.ids[number] for number in order.tolist()]
-    is_val = part.is_val[order]
-    return replace(part, tokens=tokens, lengths=lengths, is_val=is_val, mask=mask, ids=ids)
+    return taken
 
 
 def _keys(seed: int, documents: int, count: int) -> npt.NDArray[np.uint64]:

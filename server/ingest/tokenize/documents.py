@@ -167,7 +167,7 @@ def _of_rows(
     rows: Rows, columns: Sequence[Column]
 ) -> Iterator[tuple[list[Any] | InvalidDocument, str]]:
     """Yield the values of documents, or the problem of one, and where they are."""
-    for number, values in enumerate(rows.values, rows.first_row):
+    for number, values in enumerate(zip(*rows.columns, strict=True), rows.first_row):
         where = f"row {number:,}"
         try:
             yield list(map(_of_cell, values, columns)), where
@@ -177,10 +177,10 @@ def _of_rows(
             yield error, where
 
 
-def _of_cell(value: bytes | None, column: Column) -> Any:
+def _of_cell(value: memoryview | None, column: Column) -> Any:
     if value is None:
         return _null(column)
-    text = value.decode()
+    text = str(value, "utf-8")
     is_json = column.kind in ("json", "numbers")
     return _parsed(text, column) if is_json else _line_of(text, column)
 
@@ -214,7 +214,9 @@ def _of_line(line: bytes, columns: Sequence[Column]) -> list[Any]:
     if not isinstance(entry, dict):
         raise InvalidDocument("not a JSON object")
     require_no_labels(columns[0], entry)
-    return [_of_entry(entry, column) for column in columns]
+    # Nothing else in UTF-8 makes half of a surrogate pair.
+    has_escapes = b"\\u" in line
+    return [_of_entry(entry, column, has_escapes=has_escapes) for column in columns]
 
 
 def table_of_tokens(names: Collection[str]) -> str:
@@ -233,10 +235,11 @@ def require_no_labels(column: Column, names: Collection[str]) -> None:
         raise InvalidDocument(f"{problem}{found[0]}, or --labels-column none", is_fatal=True)
 
 
-def _of_entry(entry: dict[str, Any], column: Column) -> Any:
+def _of_entry(entry: dict[str, Any], column: Column, *, has_escapes: bool) -> Any:
     name, value = column.name, entry.get(column.name)
-    if isinstance(value, str) and column.kind == "text":
+    if has_escapes and isinstance(value, str) and column.kind in ("text", "id"):
         _require_utf8(value)
+    if isinstance(value, str) and column.kind == "text":
         return value
     if name not in entry and not column.is_optional:
         raise InvalidDocument(f"no column {name!r}{table_of_tokens(entry)}")
@@ -250,7 +253,6 @@ def _of_entry(entry: dict[str, Any], column: Column) -> Any:
         return str(value)
     if not isinstance(value, str):
         raise InvalidDocument(f"column {name!r} is not text or an integer")
-    _require_utf8(value)
     return _line_of(value, column)
 
 

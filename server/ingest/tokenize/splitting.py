@@ -9,7 +9,7 @@ before each text allow no split at all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 PIECE_CHARS = 1 << 20
@@ -31,7 +31,7 @@ class CannotSplit(ValueError):
     """Text is too long for the tokenizer, and cannot be split without changing its tokens."""
 
 
-Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
+Encode = Callable[[Sequence[str]], Sequence[Iterable[int]]]
 
 
 def split_text(blocks: Iterator[str], encode: Encode) -> Iterator[str]:

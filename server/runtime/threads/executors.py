@@ -12,7 +12,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import pickle
 import signal
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +32,7 @@ from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 _UNITS_AHEAD = 2
 """Per worker, in addition to the one that it works on."""
 _BYTES_AHEAD_MAX = 128 << 20
-_ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
+_ONE_CORE = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """One core per worker."""
 _PR_SET_PDEATHSIG = 1
 
@@ -139,10 +141,10 @@ class _Worker(Generic[Unit, Recipe, Result]):
         """Work on a unit by the recipe of the first call.  Raises: InvalidSource if it dies."""
         try:
             if not self._has_recipe:
-                self._connection.send(recipe)
+                _send(self._connection, recipe)
                 self._has_recipe = True
-            self._connection.send(unit)
-            answer: Result | TokenfeedError = self._connection.recv()
+            _send(self._connection, unit)
+            answer: Result | TokenfeedError = _receive(self._connection)
         except (EOFError, OSError) as error:
             problem = "a worker process was killed, maybe because memory ran out"
             cure = "free memory, or pass fewer --workers; then run the same command again"
@@ -174,13 +176,48 @@ def _work(connection: Connection, parent: int, work: Work[Unit, Recipe, Result])
     """Do the work of units until the process is killed."""
     end_with_parent(parent)
     os.environ.update(_ONE_CORE)
-    recipe = connection.recv()
+    recipe = _receive(connection)
     while True:
-        unit = connection.recv()
+        unit = _receive(connection)
         try:
-            connection.send(work(unit, recipe))
+            _send(connection, work(unit, recipe))
         except TokenfeedError as error:
-            connection.send(error)
+            _send(connection, error)
+
+
+def _send(connection: Connection, value: object) -> None:
+    """Send a value; its arrays go from their memory into the pipe.  Raises: OSError."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    contents = [memoryview(head), *(buffer.raw() for buffer in buffers)]
+    sizes = [content.nbytes for content in contents]
+    lead = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes)
+    for content in (memoryview(lead), *contents):
+        left = content
+        while left:
+            left = left[os.write(connection.fileno(), left) :]
+
+
+def _receive(connection: Connection) -> Any:
+    """Return what `_send` has sent; its arrays lie where the pipe was read to.
+
+    Raises: EOFError, OSError.
+    """
+    (count,) = struct.unpack("<Q", _read(connection, 8))
+    sizes = struct.unpack(f"<{count}Q", _read(connection, 8 * count))
+    head, *buffers = (_read(connection, size) for size in sizes)
+    return pickle.loads(head, buffers=buffers)
+
+
+def _read(connection: Connection, size_bytes: int) -> bytearray:
+    content = bytearray(size_bytes)
+    left = memoryview(content)
+    while left:
+        count = os.readv(connection.fileno(), [left])
+        if not count:
+            raise EOFError
+        left = left[count:]
+    return content
 
 
 def ray(

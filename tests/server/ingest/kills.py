@@ -55,9 +55,11 @@ def moments(counts: dict[str, int], number: int, seed: int) -> list[tuple[str, i
     return chosen
 
 
-def jobs(folder: Path) -> list[list[str]]:
+def jobs(folder: Path, engine: str) -> list[list[str]]:
     """Shuffled documents of parquet and zstd in two splits, with ids; files of text in several
     chunks; pairs with their mask and ids; chats.
+
+    engine: what encodes all but the chats.
     """
     tokenizer = make_tokenizer(folder / "tokenizer.json")
     texts = documents(4000)
@@ -88,19 +90,20 @@ def jobs(folder: Path) -> list[list[str]]:
     with_ids = ["--id-column", "id", "--shard-tokens", "9000"]
     of_pairs = ["--prompt-column", "q", "--response-column", "a"]
     of_chats = ["--messages-column", "chat", "--chat-template", str(template)]
+    by = ["--tokenizer-engine", engine]
     return [
-        [*map(str, pages), *given, *shuffled, *with_ids],
-        [*map(str, books), *given, "--shard-tokens", "400000"],
-        [str(pairs), *given, *of_pairs, *with_ids],
+        [*map(str, pages), *given, *by, *shuffled, *with_ids],
+        [*map(str, books), *given, *by, "--shard-tokens", "400000"],
+        [str(pairs), *given, *by, *of_pairs, *with_ids],
         [str(chats), *given, *of_chats, *with_ids, "--shuffle-buffer", "70"],
     ]
 
 
-def check(folder: Path, number: int, seed: int) -> None:
+def check(folder: Path, number: int, seed: int, engine: str = "tokenizers") -> None:
     """Kill `number` runs, of the jobs in turn.  Raises: AssertionError."""
     module = "tests.server.ingest.kills"
     out = folder / "out"
-    every = jobs(folder)
+    every = jobs(folder, engine)
     for job, words in enumerate(every):
         kills = len(range(job, number, len(every)))
         calm = ingest(
@@ -133,9 +136,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--moments", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokenizer-engine", default="tokenizers")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        check(Path(folder), arguments.moments, arguments.seed)
+        check(Path(folder), arguments.moments, arguments.seed, arguments.tokenizer_engine)
     return 0
 
 

@@ -10,13 +10,20 @@ from tests.server.ingest.kills import check
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [4, pytest.param(20, marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    ("number", "engine"),
+    [
+        (4, "tokenizers"),
+        pytest.param(20, "tokenizers", marks=pytest.mark.proof),
+        pytest.param(20, "fastokens", marks=pytest.mark.proof),
+    ],
+)
 def test_kills_leave_no_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, engine: str
 ) -> None:
     """In a write, before a sync, before a rename: of documents that are permuted, of text in
     passages, of pairs, of chats; with their ids.
     """
-    check(tmp_path, number, seed=3)
+    check(tmp_path, number, 3, engine)
 
     assert capsys.readouterr().out.count("the same bytes") == number

@@ -133,7 +133,7 @@ def test_a_run_that_is_stopped_keeps_the_hashes_it_has(
             until_one_is_known,
             strict=False,
             wait=False,
-            progress=Progress(0),
+            progress=Progress(0, "bytes"),
         )
 
     kept = json.loads(checkpoint.read_text())

@@ -10,6 +10,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,7 @@ from tokenfeed.server.ingest.tokenize import splitting
 from tokenfeed.server.ingest.tokenize.encoding import encode_unit
 from tokenfeed.server.ingest.tokenize.recipe import Recipe
 from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
-from tokenfeed.server.ingest.units import Column, Unit
+from tokenfeed.server.ingest.units import Column, Rows, Unit
 
 RECIPE = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
 
@@ -42,6 +43,17 @@ def units(path: Path, offset: int = 0) -> list[Unit]:
     found = list(READERS[source.kind].units(source, 0, offset, context))
     assert all(one.end == other.place for one, other in pairwise(found))
     return found
+
+
+def plain(unit: Unit) -> tuple[Unit, object]:
+    """All of a unit, in values that compare equal where they are the same."""
+    content = unit.content
+    if not isinstance(content, Rows):
+        return unit, None
+    columns = [
+        [None if one is None else bytes(one) for one in column] for column in content.columns
+    ]
+    return replace(unit, content=None), (content.first_row, columns)
 
 
 def texts(found: list[Unit]) -> str:
@@ -103,7 +115,7 @@ def test_reading_resumes_at_the_end_of_any_unit(tmp_path: Path, kind: str) -> No
 
     for number in (0, 1, len(found) // 2, len(found) - 1):
         rest = units(path, found[number].end.offset)
-        assert rest == found[number + 1 :]
+        assert list(map(plain, rest)) == list(map(plain, found[number + 1 :]))
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst"])
@@ -172,7 +184,8 @@ def test_a_unit_is_as_large_as_its_text_not_as_the_file_says(tmp_path: Path) -> 
     assert len(found) == 250
     assert texts(found) == ("a" * 1900 + "\0") * 500
     for number in (0, 101, 248):
-        assert units(path, found[number].end.offset) == found[number + 1 :]
+        rest = units(path, found[number].end.offset)
+        assert list(map(plain, rest)) == list(map(plain, found[number + 1 :]))
 
 
 def test_two_columns_of_one_name_are_a_problem(tmp_path: Path) -> None:

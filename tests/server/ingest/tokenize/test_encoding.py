@@ -15,7 +15,7 @@ from tokenfeed.errors import InvalidSource
 from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit, encode_unit
 from tokenfeed.server.ingest.tokenize.recipe import Recipe
 from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
-from tokenfeed.server.ingest.units import Lines, Rows, SourceOffset, TextChunk, Unit
+from tokenfeed.server.ingest.units import Lines, Rows, SourceOffset, Strings, TextChunk, Unit
 
 
 def recipe(
@@ -36,7 +36,11 @@ def encoded(content: Rows | Lines | TextChunk, recipe: Recipe) -> EncodedUnit:
 
 def rows(*texts: str | bytes | None) -> Rows:
     values = [text.encode() if isinstance(text, str) else text for text in texts]
-    return Rows([(value,) for value in values], 10)
+    return table(values, first_row=10)
+
+
+def table(*columns: list[bytes | None] | list[bytes], first_row: int = 0) -> Rows:
+    return Rows(tuple(map(Strings.of, columns)), first_row)
 
 
 def test_documents_are_encoded_one_by_one(tokenizer: Path) -> None:
@@ -61,7 +65,8 @@ def test_tokens_stand_before_and_after_each_document() -> None:
 def test_prompts_are_not_learned_and_responses_with_their_end_are(tokenizer: Path) -> None:
     """datatrove's convention: 1 for what counts."""
     pairs = [("ask", "answer"), ("", "only"), ("why?", "")]
-    content = Rows([(prompt.encode(), response.encode()) for prompt, response in pairs], 0)
+    prompts, responses = zip(*pairs, strict=True)
+    content = table([one.encode() for one in prompts], [one.encode() for one in responses])
 
     part = encoded(content, recipe("bytes", ("prompt", "response"), prepend=7, append=256))
 
@@ -99,8 +104,9 @@ def test_a_document_belongs_to_validation_by_its_own_hash_alone() -> None:
 
 def test_a_pair_has_a_hash_of_its_own() -> None:
     """Otherwise "a" and "bc" would be the same as "ab" and "c"."""
-    content = Rows(
-        [(b"a%d" % n, b"b") for n in range(200)] + [(b"a", b"%db" % n) for n in range(200)], 0
+    numbers = [b"%d" % n for n in range(200)]
+    content = table(
+        [b"a" + n for n in numbers] + [b"a"] * 200, [b"b"] * 200 + [n + b"b" for n in numbers]
     )
     part = encoded(content, recipe("bytes", ("p", "r"), append=256, val_fraction=0.5))
 
