@@ -83,6 +83,18 @@ def test_accelerate_may_skip_batches_or_a_state_be_loaded_and_not_both(
     assert first_tokens(skip_first_batches(loader, 4), 3) == [20, 24, 28]
 
 
+def test_a_feed_says_how_many_batches_are_left(feed: RemoteBatches, tmp_path: Path) -> None:
+    """For a loader with a length; a state that is loaded moves the beginning, and not the end."""
+    path = tmp_path / "train.bin"
+    assert (feed.batch_size, feed.batches_left) == (1, None)
+    with RemoteBatches(f"file:{path}", 2, T, start_step=3, num_batches=5) as ending:
+        assert (ending.batch_size, ending.batches_left) == (2, 5)
+        next(ending)
+        assert ending.batches_left == 4
+        assert len(list(ending)) == 4
+        assert ending.batches_left == 0
+
+
 class Named(IterableDataset[Any]):
     """A user's dataset around a feed, with other names for what is in a batch."""
 
