@@ -25,9 +25,10 @@ StatefulBatches = Iterator[tuple[Tensor, Tensor, dict[str, Any]]]
 class Loaders(NamedTuple):
     """Under the names that scripts/base_train.py imports:
 
-        pair = loaders(partial(RemoteBatches, "host:50051", dataset="web"), ...)
-        tokenizing_distributed_data_loader_with_state_bos_bestfit = pair.with_state
-        tokenizing_distributed_data_loader_bos_bestfit = pair.without_state
+        (
+            tokenizing_distributed_data_loader_with_state_bos_bestfit,
+            tokenizing_distributed_data_loader_bos_bestfit,
+        ) = loaders(partial(RemoteBatches, "host:50051", dataset="web"), ...)
 
     with_state: yields inputs, targets and the state before them.  without_state: yields the first
     two.  Both take (tokenizer, B, T, split, device=..., resume_state_dict=...).
