@@ -28,7 +28,7 @@ class Loaders(NamedTuple):
         (
             tokenizing_distributed_data_loader_with_state_bos_bestfit,
             tokenizing_distributed_data_loader_bos_bestfit,
-        ) = loaders(partial(RemoteBatches, "host:50051", order="shuffled"), ...)
+        ) = loaders(partial(RemoteBatches, "host:50051", dataset="web"), ...)
 
     with_state: yields inputs, targets and the state before them.  without_state: yields the first
     two.  Both take (tokenizer, B, T, split, device=..., resume_state_dict=...).

@@ -1,6 +1,7 @@
 """Refuses loaders that turn a feed's batches into others: torch's DataLoader if it collates, also
-as transformers' Trainer makes it; accelerate if it distributes the batches of one rank among all,
-or skips batches once more; and Lightning, which would store a state that it does not resume from.
+as transformers' Trainer makes it; accelerate if it distributes the batches of one rank among all;
+accelerate and torchdata if they skip batches once more; and Lightning, which would store a state
+that it does not resume from.
 
 None of them identifies itself to the dataset, so the stack frames of the caller are inspected, once
 per loop or state. Knows nothing of torch.
@@ -44,6 +45,13 @@ def require_own_batches(world_size: int, *, is_restored: bool) -> None:
                 f"has to be True: accelerate would skip {skipped} batches, but the state that this "
                 "feed has loaded is behind them already. Pass ignore_data_skip=True to the "
                 "Trainer, or do not call skip_first_batches",
+            )
+        if is_restored and (forwarded := _batches_forwarded(reader)):
+            raise InvalidRequest(
+                "dataset",
+                f"around this feed has no state_dict: torchdata would skip {forwarded} batches, "
+                "but the state that this feed has loaded is behind them already. Give it the "
+                "state_dict and load_state_dict of the feed, or load the state of the loader alone",
             )
         if world_size > 1 and (processes := _processes_served(reader)) > 1:
             raise InvalidRequest(
@@ -99,6 +107,17 @@ def _processes_served(reader: FrameType) -> int:
 def _batches_skipped(reader: FrameType) -> int:
     """Return how many batches accelerate will skip of what a frame reads."""
     return int(getattr(_self_in(reader, "accelerate.data_loader"), "skip_batches", 0))
+
+
+def _batches_forwarded(reader: FrameType) -> int:
+    """Return how many batches torchdata skips of what a frame reads, as it restores a dataset
+    without a state.
+    """
+    loader = _self_in(reader, "torchdata.stateful_dataloader.stateful_dataloader")
+    # The frames of its ordinary `next` have other names.
+    if reader.f_code.co_name != "load_state_dict" or not hasattr(loader, "_dataset"):
+        return 0
+    return 0 if hasattr(loader._dataset, "state_dict") else int(loader._num_yielded)
 
 
 def _self_in(frame: FrameType, module: str) -> Any:

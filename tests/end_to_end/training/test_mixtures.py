@@ -186,7 +186,9 @@ def test_a_source_that_is_exhausted_ends_the_stream_on_every_rank(
             with RemoteBatches(
                 server.address, B, T, mixture=mixture, rank=rank, world_size=3
             ) as feed:
+                assert feed.batches_left == 90 // (3 * B)
                 assert len(list(feed)) == 90 // (3 * B)
+                assert feed.batches_left == 0
 
     said = "mixture ends when a source is exhausted source=web max_epochs=1 sample=90 tokens=720"
     assert said in caplog.text
