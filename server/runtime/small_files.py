@@ -47,14 +47,15 @@ def replace_file(path: str, content: bytes, mode: int = 0o666, like: Sequence[st
 
 
 def give(descriptor: int, like: os.stat_result, mode: int) -> None:
-    """Give an open file a mode, and the owner and group of another one, as far as that is allowed:
-    others than root may at most choose the group.  Raises: OSError.
+    """Give an open file a mode, and the owner and group of another one, as far as this process may
+    and the file system can: others than root may at most choose the group.
     """
-    os.fchmod(descriptor, mode)
+    with suppress(OSError):
+        os.fchmod(descriptor, mode)
     try:
         os.fchown(descriptor, like.st_uid, like.st_gid)
-    except PermissionError:
-        with suppress(PermissionError):
+    except OSError:
+        with suppress(OSError):
             os.fchown(descriptor, -1, like.st_gid)
 
 

@@ -83,7 +83,7 @@ def run(arguments: list[str], call: str = "", number: int = 0) -> subprocess.Com
     """Erase in another process, which dies at a call."""
     module = "tests.server.datasets.redactions.kills"
     command = [sys.executable, "-m", module, "--die", call, str(number), *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 def call_counts(folder: Path) -> dict[str, int]:
