@@ -256,7 +256,8 @@ def _in_short(text: str) -> str:
     if any(word in text for word in _NOT_AS_ASKED):
         return f"the answer is not the range that was asked for: {line}"
     _, mark, status = line.partition("Server returned ")
-    return (mark + status if mark else line)[:300]
+    found = (mark + status if mark else line)[:300]
+    return found if found.isprintable() else ascii(found)
 
 
 def _open(url: Url) -> Any:
