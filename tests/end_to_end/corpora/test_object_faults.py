@@ -16,7 +16,9 @@ from client import NumpyBatches, Timeouts
 from tests.conftest import Serve, serving
 from tests.server.storage.objects.test_object_bytes import PASSING
 from tests.support.object_server import ObjectServer, object_server
-from tokenfeed.errors import CorpusChanged
+from tokenfeed.errors import CorpusChanged, InvalidRequest
+from tokenfeed.server.cli.redact import build_parser, redact
+from tokenfeed.server.cli.redacting import ListSummary
 
 B, T = 2, 8192
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 6_000_000).astype("<u2")
@@ -128,3 +130,30 @@ def test_a_second_start_does_not_read_the_corpus_again(store: ObjectServer, serv
         server.stop()
     assert counts[0] > 10
     assert counts[1] < 4
+
+
+def test_tokens_are_taken_out_of_a_corpus_in_a_store(
+    store: ObjectServer, serve: Serve, tmp_path: Path
+) -> None:
+    """By a list on this machine, or beside the corpus, where all servers find it."""
+    path = tmp_path / "list.jsonl"
+    words = [TARGET, "--format", "raw", "--dtype", "uint16", "--fill", "60000"]
+    words += [f"--range=0:0:{TOKENS.size // 2}"]
+
+    def redacted(*more: str) -> ListSummary:
+        return redact(build_parser().parse_args([*words, *more]))
+
+    list_hash = redacted("--list", str(path)).facts()["list"]
+    store.put("bucket/list.jsonl", path.read_bytes())
+    for refused in (["--list", "s3://bucket/list.jsonl"], ["--list", str(path), "--erase"]):
+        with pytest.raises(InvalidRequest, match="this machine"):
+            redacted(*refused)
+    rows = []
+    for listed in (str(path), "s3://bucket/list.jsonl"):
+        server = serve(*WORDS, "--redactions", f"train={listed}")
+        with NumpyBatches(server.address, B, T, **OPTIONS) as feed:
+            feed.redact(list_hash, at_sample=0)
+            rows.append([next(feed)[0].copy() for _ in range(20)])
+    assert np.array_equal(*rows)
+    filled = (np.array(rows[0]) == 60_000).mean()
+    assert 0.2 < filled < 0.8
