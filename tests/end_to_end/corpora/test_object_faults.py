@@ -128,6 +128,7 @@ def test_a_second_start_does_not_read_the_corpus_again(store: ObjectServer, serv
         server = serve(*WORDS, timers=timers)
         counts.append(len(store.gets) - before)
         server.stop()
+        assert "objects opened dataset=train objects=1 requests=" in server.stderr
     assert counts[0] > 10
     assert counts[1] < 4
 
