@@ -65,7 +65,7 @@ class Pin(NamedTuple):
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Pin:
-        """Take it from what obstore says of an object.  Raises: Denied if it can not be pinned."""
+        """Take it from what obstore says of an object."""
         e_tag, version = meta.get("e_tag"), meta.get("version")
         # RFC 9110: a weak one never satisfies If-Match.
         strong = e_tag if e_tag and not e_tag.startswith("W/") else None
@@ -208,10 +208,15 @@ class Bucket:
             return ask(self._store)
 
     def _renew(self, renewed: int) -> None:
-        """Read the credentials again, unless another thread has since."""
+        """Read the credentials again, unless another thread has since.  Raises: Denied."""
         with self._lock:
             if self._given is None and self._renewed == renewed:
-                self._store = _open(self.url)
+                try:
+                    self._store = _open(self.url)
+                except InvalidCorpus as error:
+                    raise Denied(errno.EACCES, error.problem) from error
+                except credentials.NoCredentials as error:
+                    raise Denied(errno.EACCES, str(error.strerror)) from error
                 self._renewed += 1
 
     @contextmanager
