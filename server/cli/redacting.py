@@ -29,7 +29,7 @@ from ..datasets.redactions.ranges import RedactionList, TokenRanges, Triple
 from ..datasets.sources import DatasetSource
 from ..storage.documents import used_delimiters
 from ..storage.documents.known_documents import all_known
-from ..storage.door import StorageOptions
+from ..storage.door import StorageOptions, door_of, scheme_of
 from ..storage.formats import FormatOptions
 from ..storage.store import TokenStore, open_store
 
@@ -124,6 +124,12 @@ class RedactTarget:
             with closing(self._open()) as dataset:
                 return _summary(dataset, _content_of(dataset))
         path = self._path()
+        if scheme_of(path):
+            problem = "is written on this machine: pass a file, and copy it to the store"
+            raise InvalidRequest("--list", problem)
+        if erases and scheme_of(self.source.paths[0]):
+            problem = "is for files of this machine: an object that is replaced is another one"
+            raise InvalidRequest("--erase", problem)
         with locked(path):
             with closing(self._open()) as dataset:
                 content = self._added(path, dataset, chosen, erases, has_no_delimiter)
@@ -174,7 +180,8 @@ class RedactTarget:
                 erasing.replace_files(content, dataset.store)
             return content
         if content is not _lists_of(dataset).content:
-            write_list(path, content, dataset.store.shards[0].path)
+            first = dataset.store.shards[0].path
+            write_list(path, content, "" if scheme_of(first) else first)
         return content
 
     def _delimiters(self, store: TokenStore) -> list[int]:
@@ -306,4 +313,4 @@ def _whole(documents: DatasetDocuments, ranges: TokenRanges, file: int) -> int:
 
 def of_list(planes: PlaneOptions, path: str | None) -> PlaneOptions:
     """Return planes with a list that lies elsewhere; None: beside the files."""
-    return replace(planes, redactions=None if path is None else os.path.realpath(path))
+    return replace(planes, redactions=None if path is None else door_of(path).real(path))

@@ -26,6 +26,7 @@ from ..storage.documents import (
 from ..storage.door import StorageOptions, scheme_of
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
+from ..storage.objects.counts import REQUESTS
 from ..storage.store import TokenStore, open_store
 from .content import Content, Scan, digest_of, fingerprint_of, with_progress
 from .dataset import Dataset
@@ -218,6 +219,16 @@ def log_opened(dataset: Dataset) -> None:
         store.files.kind,
         dataset.why_store,
     )
+    if scheme_of(store.shards[0].path):
+        requests = REQUESTS.by_reason.values()
+        _LOG.info(
+            "objects opened dataset=%s objects=%d requests=%d bytes=%d (of this process so far); "
+            "each row is fetched again in each epoch: docs/object-stores.md has what that costs",
+            dataset.name,
+            len(store.shards),
+            sum(each.gets for each in requests),
+            sum(each.size_bytes for each in requests),
+        )
     for plane in dataset.plane_files:
         _LOG.info(
             "%s opened dataset=%s files=%d first=%s read=%s",

@@ -19,6 +19,7 @@ from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.memo import Memo
+from ...storage.door import door_of, scheme_of
 from .list_content import BYTES_MAX, DamagedList, Erasure, ListContent
 from .ranges import Numbers, RedactionList
 
@@ -33,7 +34,7 @@ _OLDER_RANGES_KEPT = 1 << 22
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 """There is no such file; beside one with a name of nearly 255 bytes there can be none."""
 
-_FileState = tuple[int, ...]
+_FileState = tuple[object, ...]
 
 
 def read_list(path: str) -> ListContent | None:
@@ -53,6 +54,15 @@ def read_list(path: str) -> ListContent | None:
 
 def _read(path: str) -> tuple[ListContent, _FileState]:
     """Return a file's content, and its state before it was read.  Raises: OSError, DamagedList."""
+    if scheme_of(path):
+        state = _state_now(path)
+        try:
+            found = door_of(path).content(path, BYTES_MAX)
+        except ValueError as error:
+            raise DamagedList(str(error)) from error
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return ListContent.parse(found), state
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -61,6 +71,19 @@ def _read(path: str) -> tuple[ListContent, _FileState]:
         if status.st_size > BYTES_MAX:
             raise DamagedList(f"has {status.st_size} bytes; the limit is {BYTES_MAX}")
         return ListContent.parse(file.read(BYTES_MAX + 1)), _state_of(status)
+
+
+def _state_now(path: str) -> _FileState:
+    """Return the state of a file.  Raises: OSError if there is none, or it is not told."""
+    if not scheme_of(path):
+        return _state_of(os.stat(path))
+    try:
+        found = door_of(path).entry(path)
+    except InvalidCorpus as error:
+        raise OSError(errno.EIO, error.problem) from error
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return found.size_bytes, found.version
 
 
 def _state_of(status: os.stat_result) -> _FileState:
@@ -237,9 +260,9 @@ class RedactionLists:
 
     def _read_again(self, *, opens: bool) -> None:
         """Take the file if it has changed.  Raises: OSError; DamagedList, once for each change."""
-        if opens:
+        if opens and not scheme_of(self.path):
             os.close(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        state = _state_of(os.stat(self.path))
+        state = _state_now(self.path)
         if state == self._state:
             return
         try:

@@ -65,7 +65,7 @@ class Pin(NamedTuple):
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Pin:
-        """Take it from what obstore says of an object.  Raises: Denied if it can not be pinned."""
+        """Take it from what obstore says of an object."""
         e_tag, version = meta.get("e_tag"), meta.get("version")
         # RFC 9110: a weak one never satisfies If-Match.
         strong = e_tag if e_tag and not e_tag.startswith("W/") else None
@@ -208,10 +208,15 @@ class Bucket:
             return ask(self._store)
 
     def _renew(self, renewed: int) -> None:
-        """Read the credentials again, unless another thread has since."""
+        """Read the credentials again, unless another thread has since.  Raises: Denied."""
         with self._lock:
             if self._given is None and self._renewed == renewed:
-                self._store = _open(self.url)
+                try:
+                    self._store = _open(self.url)
+                except InvalidCorpus as error:
+                    raise Denied(errno.EACCES, error.problem) from error
+                except credentials.NoCredentials as error:
+                    raise Denied(errno.EACCES, str(error.strerror)) from error
                 self._renewed += 1
 
     @contextmanager
@@ -256,7 +261,8 @@ def _in_short(text: str) -> str:
     if any(word in text for word in _NOT_AS_ASKED):
         return f"the answer is not the range that was asked for: {line}"
     _, mark, status = line.partition("Server returned ")
-    return (mark + status if mark else line)[:300]
+    found = (mark + status if mark else line)[:300]
+    return found if found.isprintable() else ascii(found)
 
 
 def _open(url: Url) -> Any:

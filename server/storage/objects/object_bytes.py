@@ -363,7 +363,7 @@ class ObjectBytes:
                 "read failed, retrying dataset=%s file=%s reason=%s",
                 self._name,
                 log_safe_name(self.shards[fetch.file].path),
-                log_safe_name(str(getattr(fetch.error, "strerror", None) or fetch.error)),
+                getattr(fetch.error, "strerror", None) or fetch.error,
             )
 
     def _merged(self, places: Sequence[_Place], reason: str) -> list[tuple[Fetch, list[_Place]]]:

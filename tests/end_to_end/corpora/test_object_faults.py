@@ -1,0 +1,160 @@
+"""A store that fails loses no row, repeats none and delivers no other one: behind a server, and
+without.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client import NumpyBatches, Timeouts
+from tests.conftest import Serve, serving
+from tests.server.storage.objects.test_object_bytes import PASSING
+from tests.support.object_server import ObjectServer, object_server
+from tokenfeed.errors import CorpusChanged, InvalidRequest
+from tokenfeed.server.cli.redact import build_parser, redact
+from tokenfeed.server.cli.redacting import ListSummary
+
+B, T = 2, 8192
+TOKENS = np.random.default_rng(1).integers(0, 50_000, 6_000_000).astype("<u2")
+TARGET = "s3://bucket/a.bin"
+WORDS = ("--data", f"train={TARGET}", "--format", "raw", "--dtype", "uint16")
+OPTIONS = {"seed": 1, "order": "shuffled", "rank": 0, "world_size": 1}
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectServer]:
+    with object_server() as found:
+        found.put("bucket/a.bin", TOKENS.tobytes())
+        yield found
+
+
+@pytest.fixture
+def serve(store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with serving(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Iterator[NumpyBatches]:
+    TOKENS.tofile(tmp_path / "a.bin")
+    with NumpyBatches(f"file:{tmp_path}/a.bin?dtype=uint16", B, T, **OPTIONS) as feed:
+        yield feed
+
+
+def require_rows(feed: NumpyBatches, expected: NumpyBatches, batches: int) -> None:
+    for _ in range(batches):
+        for found, right in zip(next(feed), next(expected), strict=True):
+            np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize(
+    "faults_each", [1, pytest.param(100, marks=pytest.mark.proof, id="each 100 times")]
+)
+@pytest.mark.parametrize("way", ["server", "files"])
+def test_every_fault_in_turn_changes_no_row(
+    store: ObjectServer, serve: Serve, expected: NumpyBatches, way: str, faults_each: int
+) -> None:
+    """A run of weeks meets all of them."""
+    target = serve(*WORDS).address if way == "server" else f"{TARGET}?dtype=uint16"
+    with NumpyBatches(target, B, T, **OPTIONS, prefetch_bytes=2 << 20) as feed:
+        require_rows(feed, expected, 1)
+        for number in range(faults_each):
+            store.faults.extend(fault for fault in PASSING for _ in range(1 + number % 2))
+            require_rows(feed, expected, 30)
+        # What is fetched ahead meets the last of them.
+        for _ in range(600):
+            require_rows(feed, expected, 1)
+            if not store.faults:
+                break
+    assert not store.faults
+
+
+def test_a_store_that_is_away_for_a_while_is_no_lost_dataset(
+    store: ObjectServer, serve: Serve, expected: NumpyBatches
+) -> None:
+    """Clients hear UNAVAILABLE, wait, and go on; no other server could help."""
+    server = serve(*WORDS)
+    with NumpyBatches(server.address, B, T, **OPTIONS, prefetch_bytes=2 << 20) as feed:
+        require_rows(feed, expected, 2)
+        store.always_fault = "503"
+        back = threading.Timer(1.5, lambda: setattr(store, "always_fault", ""))
+        back.start()
+        began = time.monotonic()
+        require_rows(feed, expected, 150)
+        assert time.monotonic() - began > 1
+        back.join()
+    assert "read failed, retrying dataset=train file=a.bin reason=Server" in server.stderr
+    assert "dataset failed" not in server.stderr
+
+
+def test_a_server_goes_on_where_another_one_reads(
+    store: ObjectServer, serve: Serve, expected: NumpyBatches
+) -> None:
+    """Replicas of one store need nothing of each other, and open it with few GETs once one has."""
+    addresses = [serve(*WORDS).address, serve(*WORDS).address]
+    with NumpyBatches(addresses, B, T, **OPTIONS, timeouts=Timeouts(reconnect_seconds=20)) as feed:
+        require_rows(feed, expected, 20)
+
+
+def test_a_replaced_object_is_data_loss_for_all_clients(store: ObjectServer, serve: Serve) -> None:
+    """No stream that begins later gets rows of either content."""
+    server = serve(*WORDS)
+    with NumpyBatches(server.address, B, T, **OPTIONS) as feed:
+        next(feed)
+        store.put("bucket/a.bin", TOKENS[::-1].tobytes())
+        with pytest.raises(CorpusChanged, match="'train' changed while it was served"):
+            list(feed)
+    with (
+        NumpyBatches(server.address, B, T, **OPTIONS) as feed,
+        pytest.raises(CorpusChanged),
+    ):
+        next(feed)
+    assert "a.bin: has been replaced, found by a GET" in server.stderr
+
+
+def test_a_second_start_does_not_read_the_corpus_again(store: ObjectServer, serve: Serve) -> None:
+    """The fingerprint of 1 GiB is a download of 1 GiB; a restart is to take a second."""
+    timers = {"tokenfeed.server.datasets.shared_scan._BYTES_MIN": 1}
+    counts = []
+    for _ in range(2):
+        before = len(store.gets)
+        server = serve(*WORDS, timers=timers)
+        counts.append(len(store.gets) - before)
+        server.stop()
+        assert "objects opened dataset=train objects=1 requests=" in server.stderr
+    assert counts[0] > 10
+    assert counts[1] < 4
+
+
+def test_tokens_are_taken_out_of_a_corpus_in_a_store(
+    store: ObjectServer, serve: Serve, tmp_path: Path
+) -> None:
+    """By a list on this machine, or beside the corpus, where all servers find it."""
+    path = tmp_path / "list.jsonl"
+    words = [TARGET, "--format", "raw", "--dtype", "uint16", "--fill", "60000"]
+    words += [f"--range=0:0:{TOKENS.size // 2}"]
+
+    def redacted(*more: str) -> ListSummary:
+        return redact(build_parser().parse_args([*words, *more]))
+
+    list_hash = redacted("--list", str(path)).facts()["list"]
+    store.put("bucket/list.jsonl", path.read_bytes())
+    for refused in (["--list", "s3://bucket/list.jsonl"], ["--list", str(path), "--erase"]):
+        with pytest.raises(InvalidRequest, match="this machine"):
+            redacted(*refused)
+    rows = []
+    for listed in (str(path), "s3://bucket/list.jsonl"):
+        server = serve(*WORDS, "--redactions", f"train={listed}")
+        with NumpyBatches(server.address, B, T, **OPTIONS) as feed:
+            feed.redact(list_hash, at_sample=0)
+            rows.append([next(feed)[0].copy() for _ in range(20)])
+    assert np.array_equal(*rows)
+    filled = (np.array(rows[0]) == 60_000).mean()
+    assert 0.2 < filled < 0.8

@@ -1,0 +1,121 @@
+"""Which GET comes next: the one that is due first, of streams that have less than their share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.waiting import eventually
+from tokenfeed.server.storage.objects.fetcher import Fetch, Fetcher
+
+AT_ONCE = 4
+
+
+class Store:
+    """Answers when it is told to. begun: the first bytes of the GETs, in order."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self._lock = threading.Lock()
+        self._may_end = threading.Semaphore(0)
+
+    def get(self, file: int, first_byte: int, end_byte: int) -> bytes:
+        with self._lock:
+            self.begun.append(first_byte)
+        assert self._may_end.acquire(timeout=20)
+        if first_byte < 0:
+            raise OSError(5, "fails")
+        return bytes(end_byte - first_byte)
+
+    def fetches(self, *firsts: int) -> list[Fetch]:
+        found = [Fetch(0, first, first + 10, self.get) for first in firsts]
+        for fetch in found:
+            fetch.users = 1
+        return found
+
+    def end(self, count: int = 1) -> None:
+        self._may_end.release(count)
+
+    def require_begun(self, *firsts: int) -> None:
+        assert eventually(lambda: len(self.begun) >= len(firsts))
+        assert sorted(self.begun) == sorted(firsts)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    found = Store()
+    yield found
+    found.end(1000)
+
+
+@pytest.fixture
+def fetcher() -> Fetcher:
+    return Fetcher(AT_ONCE)
+
+
+def test_no_more_than_a_number_are_on_their_way(store: Store, fetcher: Fetcher) -> None:
+    """A store answers SlowDown to a server that asks for thousands at once."""
+    fetches = store.fetches(*range(20))
+    fetcher.submit(fetches, 0.0, stream=1)
+    store.require_begun(0, 1, 2, 3)
+    store.end(2)
+    store.require_begun(0, 1, 2, 3, 4, 5)
+    store.end(1000)
+    assert all(fetch.wait(20) for fetch in fetches)
+    assert all(fetch.content == bytes(10) for fetch in fetches)
+
+
+def test_what_is_due_first_comes_first(store: Store, fetcher: Fetcher) -> None:
+    """Rows of the next frame before those of one that is sent in a minute."""
+    fetcher.submit(store.fetches(0, 1, 2, 3), 0.0, stream=1)
+    store.require_begun(0, 1, 2, 3)
+    late, soon = store.fetches(100, 101), store.fetches(200, 201)
+    fetcher.submit(late, 60.0, stream=1)
+    fetcher.submit(soon, 1.0, stream=1)
+    fetcher.hurry(late[1:])
+    store.end(2)
+    store.require_begun(0, 1, 2, 3, 101, 200)
+    store.end(1000)
+    assert all(fetch.wait(20) for fetch in late + soon)
+    assert len(store.begun) == 8, "one that was hurried is fetched once"
+
+
+def test_a_greedy_stream_leaves_the_others_their_share(store: Store, fetcher: Fetcher) -> None:
+    """One that asks for thousands of rows ahead must not hold up one that needs a row now, even if
+    all of it is due earlier.
+    """
+    fetcher.submit(store.fetches(*range(100)), 0.0, stream=1)
+    store.require_begun(0, 1, 2, 3)
+    fetcher.submit(store.fetches(1000, 1001, 1002), 60.0, stream=2)
+    store.end(2)
+    store.require_begun(0, 1, 2, 3, 1000, 1001)
+    store.end(2)
+    assert eventually(lambda: len(store.begun) == 8)
+    assert 1002 in store.begun or 4 in store.begun
+
+
+def test_what_is_not_needed_any_more_is_not_fetched(store: Store, fetcher: Fetcher) -> None:
+    """Of streams that have gone away, or datasets that were closed."""
+    fetcher.submit(store.fetches(0, 1, 2, 3), 0.0, stream=1)
+    store.require_begun(0, 1, 2, 3)
+    left, needed = store.fetches(10, 11)
+    left.users = 0
+    fetcher.submit([left, needed], 0.0, stream=1)
+    store.end(1000)
+    assert needed.wait(20)
+    assert left.wait(20)
+    assert 10 not in store.begun
+    assert left.content is None
+
+
+def test_an_error_is_kept_for_who_waits(store: Store, fetcher: Fetcher) -> None:
+    """Its thread goes on with others."""
+    bad, good = store.fetches(-5, 5)
+    fetcher.submit([bad, good], 0.0, stream=1)
+    store.end(2)
+    assert bad.wait(20)
+    assert good.wait(20)
+    assert str(bad.error) == "[Errno 5] fails"
+    assert good.content == bytes(10)
