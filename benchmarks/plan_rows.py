@@ -22,12 +22,12 @@ from tokenfeed.stream.stream import Stream
 
 ROUNDS = 5
 CALLS = 100
-FILE_COUNTS = (1, 1000)
+FILE_COUNTS = (1, 1000, 10_000)
 SOURCE_COUNTS = (20, 200)
 
 
 def main() -> None:
-    """Print a table for one file, one for a thousand, and one for mixtures."""
+    """Print a table for each number of files, and one for mixtures."""
     for files in FILE_COUNTS:
         shape = Shape(np.full(files, 10**12 // files, dtype=np.int64))
         streams = {

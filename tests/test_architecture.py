@@ -53,7 +53,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "source": {"runtime", "transport", "device"},
         "feed": {"runtime", "transport", "source", "device"},
         "batches": {"runtime", "transport", "source", "device", "feed"},
-        "adapters": {"runtime", "source", "device", "feed", "batches"},
+        "adapters": {"runtime", "transport", "source", "device", "feed", "batches"},
         "metrics": {"runtime", "feed"},
         "provenance": {"runtime", "transport", "source", "feed"},
         "commands": {"runtime", "transport", "source", "batches", "feed", "provenance"},
@@ -103,6 +103,15 @@ REACHES: dict[str, set[str]] = {
     | {"google_crc32c", "grpc", "tomli", "torch", "transformers"},
     "client.adapters.trl": CONTRACT
     | {"datasets", "google_crc32c", "grpc", "tomli", "torch", "transformers", "trl"},
+    "client.adapters.grain": CONTRACT | {"google_crc32c", "grpc", "tomli", "grain"},
+    "client.adapters.megatron": CONTRACT
+    | {"google_crc32c", "grpc", "tomli", "torch", "megatron.core", "megatron.training"},
+    "client.adapters.megatron_bridge": CONTRACT
+    | {"google_crc32c", "grpc", "tomli", "torch", "megatron.core", "megatron.bridge"},
+    "client.adapters.olmo_core": CONTRACT
+    | {"google_crc32c", "grpc", "tomli", "torch", "olmo_core"},
+    "client.adapters.torchtitan": CONTRACT
+    | {"google_crc32c", "grpc", "tomli", "torch", "torchtitan", "tyro"},
     "client.batches": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.batches.arrays": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.feed.mixture": CONTRACT | {"tomli"},

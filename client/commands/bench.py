@@ -38,6 +38,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
         dataset=arguments.dataset,
         order=arguments.order,
         long=arguments.long,
+        group_tokens=arguments.group_tokens,
         device=arguments.device,
         timeouts=Timeouts(reconnect_seconds=WAIT_SECONDS),
     ) as feed:

@@ -11,6 +11,7 @@ from tokenfeed.commands import COMMANDS, program
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.orders import padded_v1
 
+from ..feed.mixture.recipe import GROUP_TOKENS
 from .bench import run_bench
 from .describe import run_describe
 from .doctor.run import run_doctor
@@ -41,6 +42,9 @@ _NEEDED_TOKENS_PER_SECOND = 5e6
 million parameters. Larger models take far less."""
 _LONG = padded_v1.LONG_DOCUMENTS
 _LONG_HELP = "what the order padded does with documents longer than a row (default: cut)"
+GROUP_TOKENS_HELP = (
+    "tokens of a group of the order blocks, of all sources together (default: %(default)s)"
+)
 _Add: TypeAlias = "Callable[..., argparse.Action]"
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -153,6 +157,7 @@ def _add_plan(commands: _Commands) -> None:
         help="order of the feed, for sources that have none in the file (default: shuffled)",
     )
     number("--seed", help="seed of the feed, if the file has none (default: that of --state, or 0)")
+    number("--group-tokens", default=GROUP_TOKENS, metavar="N", help=GROUP_TOKENS_HELP)
     number(
         "--global-batch-size",
         metavar="N",
@@ -294,6 +299,7 @@ def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) ->
         help="context length: tokens of x in a row (default: %(default)s)",
     )
     number("--seed", default=0, help="seed of the order (default: %(default)s)")
+    number("--group-tokens", default=GROUP_TOKENS, metavar="N", help=GROUP_TOKENS_HELP)
     add("--dataset", default="", help="dataset name; optional if there is only one")
     add(
         "--order",

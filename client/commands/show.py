@@ -16,7 +16,7 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 from tokenfeed.wire.row_block import RowBlock
 
-from ..feed.mixture.recipe import long_argument
+from ..feed.mixture.recipe import groups_of, long_argument
 from ..feed.options import PREFETCH_BYTES
 from ..runtime.arguments import first_position, text
 from ..runtime.counters import Counters
@@ -44,6 +44,7 @@ def run_show(arguments: argparse.Namespace) -> None:
         arguments.seed,
         arguments.context_length,
         long_argument(arguments.order, arguments.long),
+        group_blocks=groups_of(arguments.order, arguments.group_tokens),
     )
     request = Request(
         stream,

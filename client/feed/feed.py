@@ -259,7 +259,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         allow: any of "order", "seed", "context_length", "fingerprint"; over documents
         "long_documents" (the argument long) and "pieces" (where documents begin); "mixture" (the
         weights before the saved sample); "planes" (loss masks, or borders that mask targets);
-        "redactions"; and "mid_epoch".
+        "redactions"; and "mid_epoch". A source in the order "blocks" keeps the groups of the state,
+        whatever group_tokens says.
         num_batches: the feed still ends at the sample that was fixed when it was created.
         Another context length: an order with epochs resumes at the same fraction of the epoch. In
         the middle of an epoch some windows would then repeat or be left out, except for
@@ -302,7 +303,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         each with "first_sample", "context_length" and "sources". A source has "source" (its
         number), "dataset", "order", "seed", "fingerprint", "weight" (its samples in a block) and
         "base" (its own sample with which the stage begins); over documents also "long_documents"
-        and "pieces". A run has "redactions" too if some are in force in it.
+        and "pieces", and in the order "blocks" "group_blocks". A run has "redactions" too if some
+        are in force in it.
         Batch k of a run has the world_size * batch_size samples of all ranks from first_sample + k
         * world_size * batch_size on. Rows of its last batch from end_sample on were padding.
         The history begins with the first batch of a loaded state, or of this feed. If first_batch

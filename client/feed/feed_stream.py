@@ -39,6 +39,7 @@ from .mixture.recipe import (
     Definition,
     Mixture,
     checked_weights,
+    group_blocks,
     limits_of,
     lists_by_dataset,
     long_argument,
@@ -216,7 +217,8 @@ class FeedStream:
         if windows == 0:
             if self._source.reads_documents:
                 raise no_documents_fit(self.stream, self._source)
-            raise no_rows(self.datasets.await_described()[0], self.stream.context_length)
+            dataset = self.datasets.await_described()[0]
+            raise no_rows(dataset, self._source.order, self.stream.context_length)
         return windows
 
     @property
@@ -460,7 +462,14 @@ def _definition(context_length: int, options: FeedOptions) -> Definition:
     mixture = options["mixture"]
     if mixture is None:
         found = orders.find(order)
-        stream = Stream.of_dataset(dataset, found, seed, context_length, long_documents)
+        stream = Stream.of_dataset(
+            dataset,
+            found,
+            seed,
+            context_length,
+            long_documents,
+            group_blocks=group_blocks(found, options["group_tokens"]),
+        )
         definition = Definition(stream, order, long_documents, is_mixture=False)
         return _redacted(definition, options["redactions"])
     if dataset:
@@ -470,7 +479,9 @@ def _definition(context_length: int, options: FeedOptions) -> Definition:
         problem = "is of one dataset, but a mixture has several; omit it"
         raise InvalidRequest("fingerprint", problem)
     recipe = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
-    definition = recipe.definition(context_length, order, seed, long_documents)
+    definition = recipe.definition(
+        context_length, order, seed, long_documents, options["group_tokens"]
+    )
     return _redacted(definition, options["redactions"])
 
 

@@ -67,8 +67,9 @@ def named_stage(stream: Stream, stage: Stage) -> dict[str, Any]:
 
 
 def named_source(stream: Stream, number: int, context_length: int) -> dict[str, Any]:
-    """Return a source as a dict: dataset, order, seed and fingerprint; over documents also
-    long_documents, and the hash of how documents are cut into pieces.
+    """Return a source as a dict: dataset, order, seed and fingerprint; of an order with groups also
+    group_blocks; over documents also long_documents, and the hash of how documents are cut into
+    pieces.
 
     stream: as for `named_stage`.  number: of the source.  context_length: of the rows that the
     pieces are made for.

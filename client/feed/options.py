@@ -29,7 +29,7 @@ from ..runtime.arguments import (
 from ..source.plane_selection import LOSS_MASKS, LossMask
 from ..transport.credentials import Credentials
 from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from .mixture.recipe import Mixture
+from .mixture.recipe import GROUP_TOKENS, Mixture, group_tokens_argument
 from .ranks.coordinates import Group
 
 PREFETCH_BYTES = 32 << 20
@@ -84,9 +84,22 @@ class SharedOptions(TypedDict, total=False):
             orders.DEFAULT_OF_FEEDS,
             _order,
             'is "shuffled" or "sequential" (each window once per epoch, one epoch after another), '
-            'or "random" (any window, with replacement). Over documents, which have to be known: '
+            '"random" (any window, with replacement), or "blocks" (each window once per epoch, '
+            "shuffled within groups of blocks, so that few parts of the files are in use; the "
+            "context length has to be a power of two). Over documents, which have to be known: "
             '"packed" (rows of whole pieces of documents, each once per epoch) or "padded" (one '
             "piece a row). Their y is -100 at padding and where the next piece begins.",
+        ),
+    ]
+    group_tokens: Annotated[
+        int,
+        Option(
+            GROUP_TOKENS,
+            group_tokens_argument,
+            'counts the tokens of a group of the order "blocks", in [2^23, 2^39]: the windows of a '
+            "group are shuffled together. In a mixture it is a budget of all sources: each gets a "
+            "part by the first weight that it has, at least 2^23, and keeps it. Parts are rounded "
+            "down to powers of two.",
         ),
     ]
     long: Annotated[

@@ -17,6 +17,7 @@ from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.schedule import next_stage, scheduled
 from tokenfeed.stream.stage import (
     CHANGED,
+    FACTS,
     RESUMED,
     Corpus,
     Redaction,
@@ -73,7 +74,7 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     }
     definition = own.definition.stream
     mine = [replace(each, corpus=corpora.get(each.dataset)) for each in definition.sources]
-    asked = replace(definition, sources=tuple(mine))
+    asked, of_groups = _with_groups(replace(definition, sources=tuple(mine)), state.stream)
     is_mixture = own.definition.is_mixture
     plan = _mixture(asked, state, allow) if is_mixture else _dataset(own, asked, state, allow)
     redactions, messages = _redactions(definition, plan, state, allow)
@@ -85,7 +86,35 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     except BaseException:
         found.close_unless(own)
         raise
-    return Resumption(found, plan.messages + messages)
+    return Resumption(found, of_groups + plan.messages + messages)
+
+
+def _with_groups(mine: Stream, saved: Stream) -> tuple[Stream, tuple[str, ...]]:
+    """Return the definition of a feed with the groups of blocks that its sources have in a state,
+    and messages to be logged: a source keeps the groups that it began with.
+    """
+    begun = {share.source for stage in saved.stages for share in stage.shares}
+    kept = [each for each in saved.sources if each.number in begun]
+    by_corpus = {_of_blocks(each): each for each in kept}
+    by_name = {(each.dataset, _of_blocks(each)): each for each in kept}
+    sources, messages = [], []
+    for own in mine.sources:
+        same = by_corpus.get(_of_blocks(own), own)  # it may have another name now
+        before = by_name.get((own.dataset, _of_blocks(own)), same)
+        if before.group_blocks != own.group_blocks:
+            messages.append(
+                f"resumed with the groups of the state dataset={own.dataset!r} group_blocks="
+                f"{before.group_blocks} instead of {own.group_blocks}"
+            )
+        sources.append(replace(own, group_blocks=before.group_blocks))
+    return replace(mine, sources=tuple(sources)), tuple(messages)
+
+
+def _of_blocks(source: Source) -> tuple[object, ...]:
+    """Return what decides whether two sources read the same groups of blocks, but for their
+    size.
+    """
+    return _corpus_of(source), *(source.facts[name] for name in FACTS)
 
 
 class _Plan(NamedTuple):
@@ -182,7 +211,7 @@ def _differences(
     assert theirs.corpus is not None
     assert mine.corpus is not None
     pairs: dict[str, tuple[object, object]] = {
-        **{name: (before, mine.facts[name]) for name, before in theirs.facts.items()},
+        **{name: (theirs.facts[name], mine.facts[name]) for name in FACTS},
         "context_length": (their_length, my_length),
         "fingerprint": (theirs.corpus.fingerprint.hex(), mine.corpus.fingerprint.hex()),
         "long_documents": (theirs.long_documents, mine.long_documents),
@@ -318,6 +347,7 @@ def resumed_mixture(definition: Stream, state: State, allow: Collection[str]) ->
     the caller has refused values that are not valid.
     Raises: StreamMismatch, as `Feed.load_state_dict` does; planes and ranks are not compared.
     """
+    definition, _ = _with_groups(definition, state.stream)
     plan = _mixture(definition, state, allow)
     redactions, _ = _redactions(definition, plan, state, allow)
     return replace(plan.stream, redactions=redactions)

@@ -106,10 +106,12 @@ def plain_stream(stream: Stream) -> list[Any]:
         [
             [
                 source.dataset,
-                *source.facts.values(),
+                *(source.facts[name] for name in FACTS),
                 source.long_documents,
                 source.corpus.fingerprint.hex() if source.corpus else "",
                 [[length, pieces.hex()] for length, pieces in _pieces(source)],
+                # A release that does not know the order finds one value too many.
+                *([source.group_blocks] if source.group_blocks else []),
             ]
             for source in stream.sources
         ],
@@ -261,7 +263,11 @@ def _placed(name: str, error: RequestError) -> RequestError:
 
 
 def _source(name: str, number: int, values: Any) -> Source:
-    dataset, *known, long_documents, fingerprint, pieces = _values(name, values, 4 + len(FACTS))
+    count = 4 + len(FACTS)
+    has_groups = len(_list(name, values)) == count + 1
+    group_blocks = _integer(f"{name}.group_blocks", values[count]) if has_groups else 0
+    values = values[:count] if has_groups else values
+    dataset, *known, long_documents, fingerprint, pieces = _values(name, values, count)
     facts: dict[str, Any] = {
         # Source checks the range of each.
         field: (text if kind is str else _integer)(f"{name}.{field}", value)
@@ -275,6 +281,7 @@ def _source(name: str, number: int, values: Any) -> Source:
         text(f"{name}.dataset", dataset),
         number=number,
         long_documents=text(f"{name}.long_documents", long_documents),
+        group_blocks=group_blocks,
         corpus=Corpus(
             _hash(f"{name}.fingerprint", fingerprint), _each(f"{name}.pieces", pieces, _piece)
         ),

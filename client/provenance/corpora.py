@@ -150,5 +150,5 @@ class Corpora:
         (dataset,) = self.described(stream)
         rows = counted_rows(dataset, order.NAME)
         if not rows:
-            raise no_rows(dataset, stream.context_length)
+            raise no_rows(dataset, order, stream.context_length)
         return rows

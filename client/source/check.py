@@ -15,7 +15,8 @@ from tokenfeed.errors import (
     NotFound,
     StreamMismatch,
 )
-from tokenfeed.sampling.plan import no_documents_fit
+from tokenfeed.sampling.plan import no_documents_fit, refusal_of_rows
+from tokenfeed.stream.order import Order
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.stage import Corpus, Source
 from tokenfeed.stream.stream import Stream
@@ -154,8 +155,10 @@ def _require_same_corpus(
         _require_same(address, f"digest{of_source}", dataset.digest, reference.digest)
 
 
-def no_rows(dataset: pb.Dataset, context_length: int) -> InvalidRequest:
+def no_rows(dataset: pb.Dataset, order: Order, context_length: int) -> InvalidRequest:
     """Return the error of an order of windows that has no row at a context length."""
+    if order.BLOCK_TOKENS and dataset.row_tokens:
+        return InvalidRequest("order", refusal_of_rows(order.NAME))
     problem = f"{context_length} is not below the {dataset.longest_file_tokens} tokens of the "
     problem += f"longest file of {dataset.name!r}; pass a shorter context_length"
     if dataset.row_tokens:

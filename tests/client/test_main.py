@@ -30,9 +30,9 @@ def test_describe_says_what_is_served(
 
     shown = capsys.readouterr().out
     assert "dataset train\n  tokens: 1,000 uint16 in 1 file(s)\n" in shown
-    assert "  rows of 100 tokens: random-1 900, shuffled-1 9, sequential-1 9\n" in shown
+    assert "  rows of 100 tokens: random-1 900, shuffled-1 9, sequential-1 9, blocks-1 0\n" in shown
     assert "dataset val\n" in shown
-    assert "orders: random-1, shuffled-1, sequential-1, packed-1, padded-1\n" in shown
+    assert "orders: random-1, shuffled-1, sequential-1, packed-1, padded-1, blocks-1\n" in shown
 
 
 def test_describe_counts_the_rows_of_an_order_over_documents(
@@ -45,7 +45,7 @@ def test_describe_counts_the_rows_of_an_order_over_documents(
     asked = ["describe", address, "--dataset", "train", "--context-length", "20"]
 
     assert main([*asked, "--order", "packed"]) == 0
-    assert ", sequential-1 2, packed-1 3\n" in capsys.readouterr().out
+    assert ", sequential-1 2, blocks-1 0, packed-1 3\n" in capsys.readouterr().out
     assert main([*asked, "--order", "padded", "--long", "drop"]) == 0
     shown = capsys.readouterr().out
     assert ", padded-1 2\n" in shown

@@ -67,6 +67,11 @@ def _shuffled_place(seed: int, place_count: int, sample: int) -> int:
             return x
 
 
+def _permute(x: int, count: int, seed: int, turn: int) -> int:
+    """Place of x in the permutation of [0, count) that shuffled-1 has in epoch turn."""
+    return _shuffled_place(seed, count, turn * count + x)
+
+
 # Sections 1 and 2: samples, places, rows.
 
 
@@ -88,6 +93,64 @@ def window(
         p -= counts[file]
         file += 1
     return file, p if order == "random-1" else p * context_length
+
+
+def part_begin(n: int, most: int, j: int) -> int:
+    """First of part j of [0, n) in g parts: parts(n, most, j)."""
+    g = -(-n // most)
+    return j * (n // g) + min(j, n % g)
+
+
+def _part_of(n: int, most: int, x: int) -> int:
+    """Number of the part that has x."""
+    j = 0
+    while part_begin(n, most, j + 1) <= x:
+        j += 1
+    return j
+
+
+def blocks_window(
+    seed: int,
+    token_counts: list[int],
+    context_length: int,
+    group_blocks: int,
+    sample: int,
+    size: int = 2**19,
+) -> tuple[int, int]:
+    """The same for blocks-1; group_blocks is G, context_length divides U: size, which tests make
+    smaller to see whole epochs.
+    """
+    windows = size // context_length
+    targets = [max(0, n - 1) for n in token_counts]
+    blocks = [m // size for m in targets]
+    left = [(m % size) // context_length for m in targets]
+    in_blocks, in_rests = sum(blocks) * windows, sum(left)
+    epoch, x = divmod(sample, in_blocks + in_rests)
+    seeds = [mix(mix(2**33 + j) ^ seed) for j in range(4)]
+    if x < in_blocks:
+        count, groups = sum(blocks), -(-sum(blocks) // group_blocks)
+        j = _part_of(count, group_blocks, x // windows)
+        first = part_begin(count, group_blocks, j)
+        part = (part_begin(count, group_blocks, j + 1) - first) * windows
+        w = _permute(x - first * windows, part, seeds[1], epoch * groups + j)
+        block, file = _permute(first + w // windows, count, seeds[0], epoch), 0
+        while block >= blocks[file]:
+            block -= blocks[file]
+            file += 1
+        return file, block * size + w % windows * context_length
+    y, chunks = x - in_blocks, -(-in_rests // (group_blocks * windows))
+    h = _part_of(in_rests, group_blocks * windows, y)
+    first = part_begin(in_rests, group_blocks * windows, h)
+    part = part_begin(in_rests, group_blocks * windows, h + 1) - first
+    w = first + _permute(y - first, part, seeds[3], epoch * chunks + h)
+    with_rest = [i for i, m in enumerate(targets) if m % size > 0]
+    p = 0
+    while True:
+        file = with_rest[_permute(p, len(with_rest), seeds[2], epoch)]
+        if w < left[file]:
+            return file, blocks[file] * size + w * context_length
+        w -= left[file]
+        p += 1
 
 
 def sample_of(
@@ -286,7 +349,7 @@ def _content_hash(content: bytes, ranges: list[tuple[int, int]]) -> bytes:
 class Source(NamedTuple):
     """What a source has of a stage: its number, corpus, order and seed; base is its own sample with
     which the stage begins, weight its samples in a block; pieces is the pieces hash, 32 bytes, and
-    only an order over documents has one.
+    only an order over documents has one; group_blocks is G, and only blocks-1 has one.
     """
 
     source: int
@@ -296,6 +359,7 @@ class Source(NamedTuple):
     base: int
     weight: int
     pieces: bytes | None = None
+    group_blocks: int | None = None
 
 
 def stage_identity(
@@ -328,19 +392,25 @@ def stage_identity(
             f"fingerprint={source.fingerprint.hex()}",
             f"order={source.order}",
             f"seed={0 if source.order == 'sequential-1' else source.seed}",
-            f"base={source.base}",
-            f"weight={source.weight}",
         ]
+        if source.group_blocks is not None:
+            lines.append(f"group_blocks={source.group_blocks}")
+        lines += [f"base={source.base}", f"weight={source.weight}"]
         if source.pieces is not None:
             lines.append(f"pieces={source.pieces.hex()}")
     return _sha256_of_lines(lines)
 
 
 def identity(
-    order: str, seed: int, context_length: int, fingerprint: bytes, pieces: bytes | None = None
+    order: str,
+    seed: int,
+    context_length: int,
+    fingerprint: bytes,
+    pieces: bytes | None = None,
+    group_blocks: int | None = None,
 ) -> bytes:
     """Identity of the stream over one dataset, 32 bytes: stage 0 with source 0 alone, weight 1."""
-    source = Source(0, fingerprint, order, seed, 0, 1, pieces)
+    source = Source(0, fingerprint, order, seed, 0, 1, pieces, group_blocks)
     return stage_identity(bytes(32), 0, 0, context_length, 0, [source])
 
 
@@ -644,6 +714,7 @@ class AskedSource(NamedTuple):
     seed: int = 0
     long_documents: str = ""
     expected_digest: bytes = b""
+    group_blocks: int | None = None
 
 
 class AskedStage(NamedTuple):
@@ -694,6 +765,7 @@ def stream_message(asked: Asked) -> bytes:
             _number(4, source.seed),
             _bytes(5, source.long_documents.encode()),
             _bytes(6, source.expected_digest),
+            _number(7, source.group_blocks or 0),
         )
     stage = asked.stage
     message += _message(
@@ -807,6 +879,55 @@ def _golden_windows() -> Iterator[dict[str, Any]]:
                     window(order, seed, token_counts, context_length, sample) for sample in samples
                 ],
             }
+    yield from _golden_block_windows()
+
+
+def _golden_block_windows() -> Iterator[dict[str, Any]]:
+    """Files below a block, of exactly k blocks and one token more or less, and without a rest; no
+    whole block, and no rest; groups of different sizes; chunks of rests.
+    """
+    size = 2**19
+    mixed = [
+        3 * size,
+        5,
+        0,
+        3 * size + 1,
+        size,
+        40 * size + 777,
+        size + 1,
+        size + 2,
+        300_000,
+        1,
+        4097,
+    ]
+    for token_counts, context_length, group_blocks in (
+        (mixed, 2048, 16),
+        (mixed, size, 32),
+        (mixed, 1, 2**20),
+        ([3 * size + 1, size + 1], 4096, 16),
+        ([300_000 + 7 * k for k in range(100)], 2048, 16),
+        ([10**8, 10**9, 10**11], 1024, 1024),
+    ):
+        counts = place_counts("blocks-1", token_counts, context_length)
+        whole = sum(max(0, n - 1) // size for n in token_counts) * (size // context_length)
+        samples = [*range(6), whole - 1, whole, whole + 1, sum(counts) - 1, sum(counts)]
+        samples += [sum(counts) + whole, 2**32 + 1, 2**53 + 1, 2**62, 2**63 - 1]
+        samples += [mix(k) % sum(counts) for k in range(8)]
+        samples = [sample for sample in samples if sample >= 0]
+        for seed in (7, 2**64 - 1):
+            yield {
+                "order": "blocks-1",
+                "seed": seed,
+                "group_blocks": group_blocks,
+                "token_counts": token_counts,
+                "context_length": context_length,
+                "place_counts": counts,
+                "samples": samples,
+                "windows": [
+                    blocks_window(seed, token_counts, context_length, group_blocks, sample)
+                    for sample in samples
+                ],
+            }
 
 
 def _golden_fingerprints() -> Iterator[dict[str, Any]]:
@@ -877,6 +998,11 @@ def _golden_identities() -> Iterator[dict[str, Any]]:
         # Source 1 is paused, and so its redaction does not count.
         Memo(1000, 2, [both[0]._replace(base=500)], [*of_both[1:], (1000, 0, lists[0])]),
     )
+    # The blocks of a group follow the seed of the source.
+    for group_blocks in (16, 1024, 2**20):
+        grouped = Source(0, _EXAMPLE, "blocks-1", 7, 0, 1, None, group_blocks)
+        yield from _identities(7, Memo(0, 2, [grouped]))
+    yield from _identities(7, Memo(0, 2048, [grouped._replace(weight=3, base=5), _idle(1, 2)]))
 
 
 def _identities(seed: int, *stages: Memo) -> Iterator[dict[str, Any]]:
@@ -1260,6 +1386,8 @@ def _golden_requests() -> Iterator[dict[str, Any]]:
         (full, everything),
         (EXAMPLE_REQUESTS[0][0], nothing),
         (full, [2**63 - 1, 2**62 + 1, 2**63 - 1]),
+        (Asked(0, [AskedSource(0, "", "blocks-1", 7)], AskedStage(2048)), AskedBatches(1)),
+        (Asked(0, [AskedSource(0, "b", "blocks-1", 7, group_blocks=64)], AskedStage(2)), [5, 0]),
     ):
         is_rows = isinstance(of_call, list)
         found = rows_request(asked, of_call) if is_rows else batch_request(asked, of_call)

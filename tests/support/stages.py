@@ -89,14 +89,21 @@ def streams(draw: st.DrawFn, *, of_request: bool = False) -> Stream:
 
 @st.composite
 def _sources(draw: st.DrawFn, number: int, stages: Sequence[Stage]) -> Source:
-    order = orders.find(draw(st.sampled_from(list(orders.ORDERS))))
+    fitting = [
+        name
+        for name, order in orders.ORDERS.items()
+        if not any(order.BLOCK_TOKENS % stage.context_length for stage in stages)
+    ]
+    order = orders.find(draw(st.sampled_from(fitting)))
     pieces: tuple[tuple[int, bytes], ...] = ()
     if order.LONG_DOCUMENTS:
         lengths = sorted({stage.context_length for stage in stages})
         pieces = tuple((length, draw(HASHES)) for length in lengths)
     long_documents = draw(st.sampled_from(["", *order.LONG_DOCUMENTS]))
     corpus = Corpus(draw(HASHES), pieces)
-    return Source(draw(st.text(max_size=6)), order, draw(WORDS), number, long_documents, corpus)
+    blocks = draw(st.sampled_from([0, 16, 2**20])) if order.BLOCK_TOKENS else 0
+    name = draw(st.text(max_size=6))
+    return Source(name, order, draw(WORDS), number, long_documents, corpus, blocks)
 
 
 def of_reference(stream: Stream, stage: Stage) -> list[reference.Source]:
@@ -109,5 +116,5 @@ def of_reference(stream: Stream, stage: Stage) -> list[reference.Source]:
         assert corpus is not None
         pieces = dict(corpus.pieces).get(stage.context_length) if corpus.pieces else None
         values = (corpus.fingerprint, source.order.NAME, source.seed, base, weight, pieces)
-        found.append(reference.Source(number, *values))
+        found.append(reference.Source(number, *values, source.group_blocks or None))
     return found

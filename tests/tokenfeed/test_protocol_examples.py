@@ -82,6 +82,24 @@ def test_the_mixed_word_and_the_places_are_those_on_the_page() -> None:
         assert f"| `{order}` | {place_count} | {first} ... {last} | {places} |" in text
 
 
+def test_the_windows_of_blocks_are_those_on_the_page() -> None:
+    """Of whole blocks and of rests, of two epochs, and of two groups."""
+    text, corpus = section(3), [1_600_000, 524_289, 300_000, 1, 700_000]
+    found = [reference.blocks_window(7, corpus, 2**17, 16, sample) for sample in range(25)]
+    one_file = [20 * 2**19 + 1]
+    blocks = [reference.blocks_window(7, one_file, 2**19, 16, s)[1] // 2**19 for s in range(20)]
+
+    assert "files of 1,600,000, 524,289, 300,000, 1 and 700,000 tokens" in text
+    assert "They have 12, 4, 2, 0 and 5 windows" in text
+    assert reference.place_counts("blocks-1", corpus, 2**17) == [12, 4, 2, 0, 5]
+    for samples, windows in (
+        ("Samples 0 ... 4 begin at (file, token)", found[:5]),
+        ("of which three are of rests, at", found[20:]),
+    ):
+        assert f"{samples} {listed(windows)}" in text
+    assert f"samples 0 ... 19 are its blocks {', '.join(map(str, blocks))}." in text
+
+
 def test_the_samples_of_the_stages_are_those_on_the_page() -> None:
     """In both of them."""
     asked = [(0, [2, 1]), (7, [1, 1])]
@@ -180,6 +198,8 @@ def test_the_identities_are_those_on_the_page() -> None:
     packed = reference.identity("packed-1", 7, 2, FINGERPRINT, pieces)
 
     assert f"and the identity is `{IDENTITY.hex()}`." in text
+    blocks = reference.identity("blocks-1", 7, 2, FINGERPRINT, group_blocks=1024)
+    assert f"the seed of the source, and the identity is `{blocks.hex()}`." in text
     for row, found in zip(
         (
             "| 0 | 0 | 2 | source 0: weight 70, base 0; source 1: weight 30, base 0 |",

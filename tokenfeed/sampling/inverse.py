@@ -18,7 +18,7 @@ from ..stream.stage import Source, Stage
 from ..stream.stream import Stream
 from .mixture import samples_of
 from .orders.splitmix import Words
-from .plan import Shape, own_sample_of, place_count
+from .plan import Shape, over_files, own_sample_of, place_count
 
 Numbers = npt.NDArray[np.int64]
 
@@ -39,9 +39,9 @@ class SampleMatches(NamedTuple):
 class SampleRange:
     """Samples of one source within [first_sample, end_sample) of a stream.
 
-    source: of the stream.  stage: that of the samples.  number: the place of the source in it.
-    seed: of the stream.  place_count: places of the source.  first_own, end_own: the own samples of
-    the source that may be among them.
+    source: of the stream, as of `over_files`.  stage: that of the samples.  number: the place of
+    the source in it.  seed: of the stream.  place_count: places of the source.  first_own, end_own:
+    the own samples of the source that may be among them.
     """
 
     source: Source
@@ -74,6 +74,7 @@ class SampleRange:
         first_own = base + first // stage.block_size * weight
         end_own = min(base + -(-end // stage.block_size) * weight, SAMPLE_END)
         places = place_count(stream, source, shape)
+        source = over_files(stream, source, shape)
         samples = (first_sample, end_sample, first_own, end_own)
         return cls(source, stage, number, stream.seed, places, *samples)
 

@@ -8,7 +8,8 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from ..stream.stage import Source
 from ..stream.stream import Stream
 from .document_rows import DocumentRows, RowsKey
 from .mixture import locate
+from .orders import find
+from .orders.blocks_v1 import BlocksOfFiles
 from .orders.splitmix import Words
 from .spans import Pieces, Spans
 
@@ -75,6 +78,8 @@ class Shape:
         """Returns the rows of an order over documents.  Raises: InvalidRequest; Unreadable while
         they are still being made. Set by what knows where documents begin."""
         self._kept_places = lru_cache(_PLACES_KEPT)(self._places)
+        self.blocks = lru_cache(_PLACES_KEPT)(partial(BlocksOfFiles, token_counts))
+        """Returns `blocks-1` over these files, given a context length and blocks of a group."""
 
     def require_window(self, context_length: int, of_dataset: str = "") -> None:
         """Raise InvalidRequest unless a file has at least T + 1 tokens.
@@ -140,7 +145,11 @@ def plan(stream: Stream, shapes: Sequence[Shape], samples: Numbers) -> Spans:
     counts = list(joint.place_counts)
     for index, rows in of_documents.items():
         counts[index] = rows.row_count
-    place = _places_of_sources(stream.sources, counts, number, own_samples)
+    sources = [
+        over_files(stream, source, shape)
+        for source, shape in zip(stream.sources, shapes, strict=True)
+    ]
+    place = _places_of_sources(sources, counts, number, own_samples)
     if not of_documents:
         return Spans(stream.row_tokens, number, *joint.windows(number, place))
     return _mixed_spans(stream, joint, of_documents, number, place)
@@ -155,6 +164,10 @@ def _require_int64(own_samples: Numbers) -> None:
 def _plan_source(stream: Stream, shape: Shape, samples: Numbers) -> Spans:
     """Like `plan`, for one source.  samples: its own."""
     source = stream.source
+    if source.group_blocks:
+        # The order knows the files already: looking them up again takes as long as all the rest.
+        order = shape.blocks(stream.context_length, source.group_blocks)
+        return Spans.of_windows(stream.row_tokens, *order.windows(samples, source.seed))
     count = place_count(stream, source, shape)
     return spans_at(stream, source, shape, place_of(source, samples, count))
 
@@ -169,14 +182,28 @@ def place_count(stream: Stream, source: Source, shape: Shape) -> int:
     return row_count(source.order, shape, stream.context_length)
 
 
+def over_files(stream: Stream, source: Source, shape: Shape) -> Source:
+    """Return a source whose order knows the files of its dataset, for `place_of` and
+    `own_sample_of`. Most orders need only the number of places; then it is the same source.
+
+    shape: of its dataset.
+    """
+    if not source.order.BLOCK_TOKENS:
+        return source
+    return replace(source, order=shape.blocks(stream.context_length, source.group_blocks))
+
+
 def place_of(source: Source, own_samples: Numbers, place_count: int) -> Numbers:
-    """Return the place of each own sample of a source.  place_count: as of `place_count`."""
+    """Return the place of each own sample of a source.  source: as of `over_files`.  place_count:
+    as of `place_count`.
+    """
     return source.order.places(own_samples, source.seed, place_count)
 
 
 def own_sample_of(source: Source, places: Numbers, epochs: Numbers, place_count: int) -> Words:
     """Return the own sample of places in epochs: the inverse of `place_of`.
 
+    source: as of `over_files`.
     Raises: InvalidRequest if the order of the source has no epochs.
     """
     indices = source.order.indices(places, epochs, source.seed, place_count)
@@ -278,6 +305,8 @@ def require_windows(stream: Stream, shapes: Sequence[Shape]) -> None:
     for source, shape in zip(stream.sources, shapes, strict=True):
         of_dataset = f"of {source.dataset} " if len(shapes) > 1 else ""
         if not source.reads_documents:
+            if source.order.BLOCK_TOKENS and shape.row_tokens is not None:
+                raise InvalidRequest("order", refusal_of_rows(source.order.NAME))
             shape.require_window(stream.context_length, of_dataset)
         elif not shape.document_rows(rows_key(stream, source)).row_count:
             raise no_documents_fit(stream, source, of_dataset)
@@ -293,8 +322,10 @@ def no_documents_fit(stream: Stream, source: Source, of_dataset: str = "") -> In
 
 
 def refusal_of_rows(order: str) -> str:
-    """Return why an order over documents is refused where files were packed into rows."""
-    problem = f"{order} makes rows of documents, but the files are rows already (--row-tokens)"
+    """Return why an order that has other rows is refused where files were packed into rows."""
+    of_documents = find(order).LONG_DOCUMENTS
+    what = "makes rows of documents" if of_documents else "reads blocks of tokens"
+    problem = f"{order} {what}, but the files are rows already (--row-tokens)"
     return f"{problem}; use an order of windows, such as shuffled"
 
 
@@ -312,14 +343,16 @@ def _places_of_sources(
 ) -> Numbers:
     """Return the place of each sample among those of its source."""
     place = np.empty_like(own_samples)
-    if len(sources) <= _FEW_SOURCES:
-        for index, source in enumerate(sources):
+    are_few = len(sources) <= _FEW_SOURCES
+    for index, source in enumerate(sources):
+        if are_few or source.order.BLOCK_TOKENS:
             at = np.flatnonzero(number == index)
             place[at] = place_of(source, own_samples[at], place_counts[index])
+    if are_few:
         return place
     seeds = [source.seed for source in sources]
     order_of = np.array([id(source.order) for source in sources])
-    for order in {source.order.NAME: source.order for source in sources}.values():
+    for order in {s.order.NAME: s.order for s in sources if not s.order.BLOCK_TOKENS}.values():
         at = np.flatnonzero((order_of == id(order))[number])
         place[at] = order.places_among(own_samples[at], number[at], seeds, place_counts)
     return place
@@ -380,6 +413,9 @@ def _joint_places(
 
 def row_count(order: Order, shape: Shape, context_length: int) -> int:
     """Return the rows per epoch of an order of windows; for one without epochs, the windows that it
-    draws from.
+    draws from. One that goes by blocks has none at a context length that does not divide them, or
+    where files were packed into rows.
     """
+    if order.BLOCK_TOKENS and (shape.row_tokens or order.BLOCK_TOKENS % context_length):
+        return 0
     return shape.places(context_length, has_epochs=order.HAS_EPOCHS).place_count

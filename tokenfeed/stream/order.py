@@ -19,12 +19,16 @@ class Order(Protocol):
     NAME: name on the wire.  USES_SEED: whether places depend on the seed.  HAS_EPOCHS: whether each
     epoch has every place once.  LONG_DOCUMENTS: what an order over documents can do with documents
     longer than a row ("cut", "drop", "truncate"), the default first; empty for an order of windows.
+    BLOCK_TOKENS: size of the blocks that the order reads in groups, which context lengths have to
+    divide; 0 for an order without groups. Such an order has places only over the files of a corpus
+    (`over_files` of sampling/plan.py).
     """
 
     NAME: str
     USES_SEED: bool
     HAS_EPOCHS: bool
     LONG_DOCUMENTS: tuple[str, ...]
+    BLOCK_TOKENS: int
 
     def places(
         self, samples: npt.NDArray[np.int64], seed: int, place_count: int, /

@@ -32,7 +32,11 @@ feed ran; RESUMED, a feed of another definition that continued with this stage. 
 FACTS: dict[str, type] = {"order": str, "seed": int}
 """Fields of a source that decide at which place of its corpus each of its samples is, by their
 names in the contract -> their types there. Identity, request, state and history take them from
-here.
+here. Of an order with groups, group_blocks is one more.
+"""
+GROUP_BLOCKS, GROUP_BLOCKS_MIN, GROUP_BLOCKS_MAX = 1 << 10, 1 << 4, 1 << 20
+"""Blocks of a group of an order with groups: the default, and the range. A fixed part of the
+contract.
 """
 _CONTEXT_LENGTH_END = 1 << 64
 
@@ -61,6 +65,9 @@ class Source:
     0 if the order ignores it.  number: the same in all stages, in [0, 2^32).  long_documents: what
     the order does with documents longer than a row, one of order.LONG_DOCUMENTS; "" stands for the
     default, and is the only value for windows.  corpus: None until a server has described it.
+    group_blocks: blocks of a group, a power of two in [2^4, 2^20]; 0 stands for the default, 1024,
+    and is the only value for an order without groups. It is chosen when the source first gets a
+    weight, and never changes.
     Raises: InvalidRequest, naming the field and its limit.
     """
 
@@ -70,6 +77,7 @@ class Source:
     number: int = 0
     long_documents: str = ""
     corpus: Corpus | None = None
+    group_blocks: int = 0
 
     def __post_init__(self) -> None:
         """Check the values, and set the defaults."""
@@ -78,11 +86,13 @@ class Source:
         if not self.order.USES_SEED:
             object.__setattr__(self, "seed", 0)
         object.__setattr__(self, "long_documents", _long(self.order, self.long_documents))
+        object.__setattr__(self, "group_blocks", _group_blocks(self.order, self.group_blocks))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The values of FACTS; of an order, its name."""
-        return {name: getattr(self, name) for name in FACTS} | {"order": self.order.NAME}
+        """The values of FACTS; of an order, its name. Of an order with groups also group_blocks."""
+        found = {name: getattr(self, name) for name in FACTS} | {"order": self.order.NAME}
+        return found | {"group_blocks": self.group_blocks} if self.group_blocks else found
 
     @property
     def reads_documents(self) -> bool:
@@ -102,6 +112,20 @@ def _long(order: Order, long_documents: str) -> str:
         problem = f"{shortened(long_documents)!r} is not one of {', '.join(known)} ({order.NAME})"
         raise InvalidRequest("long_documents", problem)
     return long_documents or known[0]
+
+
+def _group_blocks(order: Order, group_blocks: int) -> int:
+    """Return how many blocks a group has, 0 without groups.  Raises: InvalidRequest."""
+    if not order.BLOCK_TOKENS:
+        if group_blocks:
+            problem = f"is {group_blocks}, but {order.NAME} has no groups of blocks; omit it"
+            raise InvalidRequest("group_blocks", problem)
+        return 0
+    found = group_blocks or GROUP_BLOCKS
+    if not GROUP_BLOCKS_MIN <= found <= GROUP_BLOCKS_MAX or found & (found - 1):
+        limits = f"[{GROUP_BLOCKS_MIN}, {GROUP_BLOCKS_MAX}]"
+        raise InvalidRequest("group_blocks", f"{found} is not a power of two in {limits}")
+    return found
 
 
 class Share(NamedTuple):

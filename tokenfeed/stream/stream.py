@@ -72,6 +72,9 @@ class Stream:
                 if share.source not in numbers:
                     problem = f"{share.source} is not the number of a source of this stream"
                     raise InvalidRequest("share.source", problem)
+        for source in self.sources:
+            if source.order.BLOCK_TOKENS:
+                _require_divides(self.stages, source)
         _require_redactions(self.redactions)
         for redaction in self.redactions:
             if redaction.source not in numbers:
@@ -87,15 +90,18 @@ class Stream:
         context_length: int,
         long_documents: str = "",
         redactions: Redactions = (),
+        group_blocks: int = 0,
     ) -> Stream:
         """Return the stream over one dataset: source 0 with weight 1, in one stage from sample 0
         on.
 
-        dataset, order, long_documents: as for Source.  seed: of the source and of the stream.
-        context_length: T, at least 1.  redactions: of source 0, as for Stream.
+        dataset, order, long_documents, group_blocks: as for Source.  seed: of the source and of
+        the stream.  context_length: T, at least 1.  redactions: of source 0, as for Stream.
         Raises: InvalidRequest, naming the field and its limit.
         """
-        source = Source(dataset, order, seed, long_documents=long_documents)
+        source = Source(
+            dataset, order, seed, long_documents=long_documents, group_blocks=group_blocks
+        )
         stage = Stage(0, 0, context_length, (Share(0, 1, 0),), FIRST_PREVIOUS)
         return cls(seed, (source,), (stage,), redactions)
 
@@ -250,6 +256,18 @@ def _alone(seed: int, sources: tuple[Source, ...], stage: Stage, redactions: Red
 def _hash_of(seed: int, stage: Stage, sources: tuple[Source, ...]) -> bytes:
     """Return the identity of a stage without redactions."""
     return stage_identity(seed, stage, {source.number: source for source in sources})
+
+
+def _require_divides(stages: Sequence[Stage], source: Source) -> None:
+    """Raise InvalidRequest if a source is read at a context length that does not divide its
+    blocks.
+    """
+    size = source.order.BLOCK_TOKENS
+    for stage in stages:
+        if size % stage.context_length and source.number in stage.weights:
+            problem = f"{stage.context_length} does not divide {size}, the tokens of a block of"
+            cure = f"use a power of two of up to {size}, or another order"
+            raise InvalidRequest("context_length", f"{problem} {source.order.NAME}; {cure}")
 
 
 def _require_ascending(name: str, numbers: Sequence[int]) -> None:

@@ -68,20 +68,22 @@ class Stream(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., redactions: _Optional[_Iterable[_Union[Redaction, _Mapping]]] = ...) -> None: ...
 
 class Source(_message.Message):
-    __slots__ = ("number", "dataset", "order", "seed", "long_documents", "expected_digest")
+    __slots__ = ("number", "dataset", "order", "seed", "long_documents", "expected_digest", "group_blocks")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     LONG_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     number: int
     dataset: str
     order: str
     seed: int
     long_documents: str
     expected_digest: bytes
-    def __init__(self, number: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., seed: _Optional[int] = ..., long_documents: _Optional[str] = ..., expected_digest: _Optional[bytes] = ...) -> None: ...
+    group_blocks: int
+    def __init__(self, number: _Optional[int] = ..., dataset: _Optional[str] = ..., order: _Optional[str] = ..., seed: _Optional[int] = ..., long_documents: _Optional[str] = ..., expected_digest: _Optional[bytes] = ..., group_blocks: _Optional[int] = ...) -> None: ...
 
 class Stage(_message.Message):
     __slots__ = ("context_length", "index", "first_sample", "previous_identity", "shares")

@@ -457,7 +457,11 @@ def _source(message: pb.Source) -> Source:
     facts = {name: getattr(message, name) for name in FACTS}
     facts["order"] = orders.find(message.order)
     return Source(
-        message.dataset, number=message.number, long_documents=message.long_documents, **facts
+        message.dataset,
+        number=message.number,
+        long_documents=message.long_documents,
+        group_blocks=message.group_blocks,
+        **facts,
     )
 
 

@@ -16,7 +16,7 @@ from tokenfeed.stream.stage import SEED_END
 from tokenfeed.stream.stream import Stream
 
 from ...feed.mixture.forecast import sample_at
-from ...feed.mixture.recipe import Definition, Mixture
+from ...feed.mixture.recipe import Definition, Mixture, group_tokens_argument
 from ...feed.state import State, read_state
 from ...runtime.arguments import shown
 
@@ -120,7 +120,12 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> PlanInput:
         if seed is None:
             seed = saved.stream.seed if saved else 0
         mixture = Mixture.load(path)
-        definition = mixture.definition(length, order or orders.DEFAULT_OF_FEEDS, seed)
+        definition = mixture.definition(
+            length,
+            order or orders.DEFAULT_OF_FEEDS,
+            seed,
+            group_tokens=group_tokens_argument("group_tokens", arguments.group_tokens),
+        )
         allow = ("mixture",) if arguments.allow_mixture else ()
         return PlanInput(mixture, definition, saved, allow)
     assert saved is not None

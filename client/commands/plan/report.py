@@ -170,6 +170,12 @@ class Report:
         yield from _table([headings, *rows])
         if has_documents:
             yield "  targets: share of the positions of x, without regard to loss masks"
+        groups = {number: self._group_tokens(number) for number in planned.numbers}
+        if total_tokens := sum(groups.values()):
+            each = ", ".join(
+                f"{self._name(n)} {tokens:,}" for n, tokens in groups.items() if tokens
+            )
+            yield f"  groups of blocks: {total_tokens:,} tokens at a time ({each})"
 
     def _end_lines(self) -> Iterable[str]:
         planned = self.planned
@@ -183,6 +189,11 @@ class Report:
             yield f"nothing is left from sample {planned.first_sample:,} on"
         if not planned.exhausted:
             yield "no source is exhausted"
+
+    def _group_tokens(self, number: int) -> int:
+        """Return the tokens of a group of a source; 0 for an order without groups."""
+        source = self.planned.stream.sources[number]
+        return source.group_blocks * source.order.BLOCK_TOKENS
 
     def _amount(self, source: int, samples: int) -> tuple[str, str, str]:
         epochs = self.planned.epochs(source, samples)
@@ -223,6 +234,7 @@ class Report:
         return {
             "order": source.order.NAME,
             "seed": source.seed,
+            "group_tokens": self._group_tokens(number) or None,
             "rows_per_epoch": planned.rows.get(number),
             "target_share": float(self.target_shares[number]),
             "max_epochs": self.max_epochs.get(name),

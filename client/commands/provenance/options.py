@@ -102,6 +102,11 @@ def _add_stream(add: Add) -> None:
     number = partial(add, type=int)
     number("--context-length", metavar="T", help="without --state: tokens of x in a row")
     number("--seed", help="without --state: seed of the order (default: 0)")
+    number(
+        "--group-tokens",
+        metavar="N",
+        help="without --state: tokens of a group of the order blocks (default: 536870912)",
+    )
     add("--dataset", default="", help="dataset name; optional if there is only one")
     add(
         "--order",

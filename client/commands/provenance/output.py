@@ -33,6 +33,7 @@ _COLUMNS = {
     "fingerprint": "string",
     "order": "string",
     "seed": "uint64",
+    "group_blocks": "int64",
     "context_length": "int64",
     "first_epoch": "int64",
     "end_epoch": "int64",

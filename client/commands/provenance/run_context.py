@@ -12,7 +12,7 @@ from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX
 from tokenfeed.stream.stream import Stream
 
 from ...feed.history import History
-from ...feed.mixture.recipe import long_argument
+from ...feed.mixture.recipe import groups_of, long_argument
 from ...feed.state import State
 from ...provenance.checkpoint import chosen, read_states
 from ...provenance.corpora import Corpora
@@ -71,7 +71,7 @@ def read_run(arguments: argparse.Namespace) -> RunContext:
 
 
 def _saved(arguments: argparse.Namespace) -> RunContext:
-    for name in ("context_length", "seed", "order", "long"):
+    for name in ("context_length", "seed", "order", "long", "group_tokens"):
         if getattr(arguments, name, None) is not None:
             raise InvalidRequest(name, "is part of --state; omit it")
     where, state = chosen(read_states(arguments.state), arguments.feed)
@@ -109,6 +109,7 @@ def _assumed(arguments: argparse.Namespace) -> RunContext:
         arguments.seed or 0,
         arguments.context_length,
         long_argument(order, arguments.long),
+        group_blocks=groups_of(order, arguments.group_tokens),
     )
     corpora = Corpora(arguments.target, dataset)
     stream, source = corpora.known(stream), stream.source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -16,9 +16,17 @@ from typing import Any
 
 from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
+from tokenfeed.stream.order import Order
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.schedule import first_stage, planned_stage, scheduled
-from tokenfeed.stream.stage import BLOCK_MAX, SEED_END, Redaction, Source
+from tokenfeed.stream.stage import (
+    BLOCK_MAX,
+    GROUP_BLOCKS_MAX,
+    GROUP_BLOCKS_MIN,
+    SEED_END,
+    Redaction,
+    Source,
+)
 from tokenfeed.stream.stream import Stream
 
 from ...runtime.arguments import hash_digits, integer, optional_integer, shown, text
@@ -35,6 +43,13 @@ _TOP_KEYS = ("order", "seed", "block", "weights", "stages", "sources", "redactio
 _STAGE_KEYS = ("first_sample", "first_tokens", "weights")
 _SOURCE_KEYS = ("order", "seed", "max_epochs", "long")
 _REDACTION_KEYS = ("dataset", "list", "first_sample", "first_tokens")
+
+GROUP_TOKENS = 1 << 29
+"""Tokens of the groups of all sources together: 1 GiB of uint16. Windows of one group are as far
+apart as chance has it from 1,024 blocks on: docs/decisions/0022-blocks.md.
+"""
+_GROUP_TOKENS_MIN, _GROUP_TOKENS_MAX = 1 << 23, 1 << 39
+"""16 and 2^20 blocks, the limits of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,8 @@ class Definition:
     run is the first to name.  is_mixture: whether the user wrote a mixture, even of one dataset.
     max_epochs: of some sources, by the names of their datasets; the stream ends before one of them
     would begin another epoch.  block: maximum number of samples in a block of later weights; None
-    is that of `block_weights`.
+    is that of `block_weights`.  group_tokens: as for `group_blocks`, of sources that a change is
+    the first to give a weight.
     """
 
     stream: Stream
@@ -109,15 +125,19 @@ class Definition:
     is_mixture: bool
     max_epochs: Mapping[str, int] = field(default_factory=dict)
     block: int | None = None
+    group_tokens: int = GROUP_TOKENS
 
-    def with_sources(self, stream: Stream, names: Iterable[str]) -> Stream:
+    def with_sources(self, stream: Stream, weights: Mapping[str, int]) -> Stream:
         """Return a stream with a source for each of some datasets: those that it lacks are added
-        with the options of this definition.
+        with the options of this definition. Sources that had no weight yet get the groups of
+        blocks that theirs give them.
+
+        weights: samples of each of them in a block, by the name of the dataset; 0 for none.
         """
         own = {source.dataset: source for source in self.stream.sources}
         known = {source.dataset for source in stream.sources}
         sources = list(stream.sources)
-        for name in names:
+        for name in weights:
             if name not in known:
                 source = own.get(name) or Source(
                     name,
@@ -126,6 +146,12 @@ class Definition:
                     long_documents=self.long_documents,
                 )
                 sources.append(replace(source, number=len(sources)))
+        begun = {share.source for stage in stream.stages for share in stage.shares}
+        total = sum(weights.values())
+        for number, source in enumerate(sources):
+            if number not in begun and (weight := weights.get(source.dataset)):
+                blocks = group_blocks(source.order, self.group_tokens, weight, total)
+                sources[number] = replace(source, group_blocks=blocks)
         return replace(stream, sources=tuple(sources))
 
     def with_redaction(self, dataset: str, first_sample: int, list_hash: bytes) -> Definition:
@@ -133,7 +159,7 @@ class Definition:
 
         dataset: whose tokens are replaced.  first_sample: from which on.  list_hash: 32 bytes.
         """
-        stream = self.with_sources(self.stream, [dataset])
+        stream = self.with_sources(self.stream, {dataset: 0})
         number = next(each.number for each in stream.sources if each.dataset == dataset)
         redactions = {*stream.redactions, Redaction(first_sample, number, list_hash)}
         return replace(self, stream=replace(stream, redactions=tuple(sorted(redactions))))
@@ -256,12 +282,17 @@ class Mixture:
             raise type(error)(error.subject, f"{error.problem} ({name})") from None
 
     def definition(
-        self, context_length: int, order: str, seed: int, long_documents: str = ""
+        self,
+        context_length: int,
+        order: str,
+        seed: int,
+        long_documents: str = "",
+        group_tokens: int = GROUP_TOKENS,
     ) -> Definition:
         """Return what a feed with this mixture is asked for.
 
         context_length: tokens of x.  order, seed, long_documents: of the feed, where the mixture
-        has none of its own; "" is the default of the order.
+        has none of its own; "" is the default of the order.  group_tokens: as for `group_blocks`.
         Raises: InvalidRequest if the first stage does not begin at 0, a stage is asked for at or
         before the begin of the stage before it, a source has max_epochs but an order without
         epochs, or long_documents does not fit the order.
@@ -279,6 +310,7 @@ class Mixture:
                     options.long or (None if options.order else own_long or None),
                     f"sources.{name}.long",
                 ),
+                group_blocks=self._group_blocks(name, options.order or own_order, group_tokens),
             )
             for number, (name, options) in enumerate(self.sources.items())
         )
@@ -321,7 +353,16 @@ class Mixture:
             is_mixture=True,
             max_epochs=self.max_epochs,
             block=self.block,
+            group_tokens=group_tokens,
         )
+
+    def _group_blocks(self, name: str, order: str, group_tokens: int) -> int:
+        """Return the blocks of a group of a source: by the first weight that it has."""
+        for stage in self.stages:
+            if weight := stage.weights.get(name):
+                total = sum(stage.weights.values())
+                return group_blocks(orders.latest(order), group_tokens, weight, total)
+        return 0
 
     @property
     def max_epochs(self) -> dict[str, int]:
@@ -390,6 +431,37 @@ def _begin(first_sample: int | None, first_tokens: int | None, context_length: i
     if first_tokens is not None:
         return -(-first_tokens // context_length)
     return first_sample or 0
+
+
+def group_tokens_argument(name: str, value: int) -> int:
+    """Return a number of tokens that a user passed for `group_blocks`.  Raises: InvalidRequest."""
+    tokens = integer(name, value)
+    require_range(name, tokens, _GROUP_TOKENS_MIN, _GROUP_TOKENS_MAX + 1)
+    return tokens
+
+
+def group_blocks(order: Order, group_tokens: int, weight: int = 1, block_size: int = 1) -> int:
+    """Return how many blocks a source reads together: its share of a budget, rounded down to a
+    power of two, but at least 16; 0 for an order without groups of blocks.
+
+    group_tokens: of all sources together.  weight, block_size: samples of the source, and of all
+    sources, in a block of the first stage in which the source has a weight.
+    """
+    if not order.BLOCK_TOKENS:
+        return 0
+    share = group_tokens * weight // (block_size * order.BLOCK_TOKENS)
+    share = min(max(share, GROUP_BLOCKS_MIN), GROUP_BLOCKS_MAX)
+    return 1 << (share.bit_length() - 1)
+
+
+def groups_of(order: str, group_tokens: int | None) -> int:
+    """Return `group_blocks` of one dataset for a command.
+
+    order: its name.  group_tokens: what a user passed; None is the default.
+    Raises: InvalidRequest; NotFound for an unknown order.
+    """
+    tokens = GROUP_TOKENS if group_tokens is None else group_tokens
+    return group_blocks(orders.latest(order), group_tokens_argument("group_tokens", tokens))
 
 
 def long_argument(order: str, long: str | None, name: str = "long") -> str:

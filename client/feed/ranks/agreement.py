@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from tokenfeed.errors import StreamMismatch, Unreachable
+from tokenfeed.stream.stage import FACTS
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 
@@ -228,7 +229,8 @@ def _compared(definition: Definition, stream: Stream, planes: str) -> dict[str, 
     assert source.corpus is not None
     return {
         "context_length": str(stage.context_length),
-        **{name: str(value) for name, value in source.facts.items()},
+        **{name: str(source.facts[name]) for name in FACTS},
+        "group_tokens": str(source.group_blocks * source.order.BLOCK_TOKENS),
         "long": source.long_documents,
         "fingerprint": source.corpus.fingerprint.hex(),
         "document borders": source.corpus.pieces_at(stage.context_length).hex(),

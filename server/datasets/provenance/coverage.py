@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidRequest, LimitExceeded
 from tokenfeed.sampling.plan import (
     PLAN_ROWS,
+    over_files,
     own_sample_of,
     place_count,
     place_of,
@@ -139,8 +140,8 @@ class _Walk:
         """place_count: of the order."""
         self._sources = sources
         self._stream = sources.stream
-        self._source = sources.stream.source
         self._shape = sources.shapes[0]
+        self._source = over_files(self._stream, self._stream.source, self._shape)
         self._samples = samples
         self._place_count = place_count
         self._has_epochs = self._source.order.HAS_EPOCHS

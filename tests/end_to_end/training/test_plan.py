@@ -111,6 +111,23 @@ def test_the_plan_has_the_samples_that_a_feed_reads(
     assert [stage["asked_sample"] for stage in found["stages"]] == [0, 126, 260]
 
 
+def test_the_plan_has_the_tokens_of_the_groups_that_are_in_use(
+    target: str, mixture: Path, plan: Plan, capsys: Captured
+) -> None:
+    """Each source has a part of one budget, by the first weight that it has."""
+    mixture.write_text(FILE.replace('"shuffled"', '"blocks"'))
+    words = (mixture, "--tokens", "1e4", "--context-length", T, "--group-tokens", 2**26, target)
+
+    found = plan(*words)["sources"]
+    main(["plan", *map(str, words)])
+
+    # 0.7 of 128 blocks; `random` has no groups; 0.4 of 128 blocks.
+    groups = {name: source["group_tokens"] for name, source in found.items()}
+    assert groups == {"web": 64 * 2**19, "code": None, "math": 32 * 2**19}
+    shown = "groups of blocks: 50,331,648 tokens at a time (web 33,554,432, math 16,777,216)"
+    assert shown in capsys.readouterr().out
+
+
 def test_the_plan_is_readable(target: str, mixture: Path, capsys: Captured) -> None:
     """Every number with its unit, and the steps if the batch size is known."""
     words = ["--tokens", "1e4", "--context-length", str(T), "--global-batch-size", "1"]

@@ -909,11 +909,12 @@ def test_describe_says_what_is_served(peer: Peer, datasets: dict[str, Dataset]) 
         ("random-1", 150),
         ("shuffled-1", windows),
         ("sequential-1", windows),
+        ("blocks-1", 0),  # 150 does not divide a block
     }
     assert list(short.planes) == []
     assert not short.HasField("documents")
     of_windows = ["random-1", "shuffled-1", "sequential-1"]
-    assert list(described.orders) == [*of_windows, "packed-1", "padded-1"]
+    assert list(described.orders) == [*of_windows, "packed-1", "padded-1", "blocks-1"]
     assert described.limits.batch_bytes_max == BATCH_BYTES_MAX
     assert described.contract_revisions == [CONTRACT_REVISION]
     assert abs(described.server_time_ms / 1000 - time.time()) < 15

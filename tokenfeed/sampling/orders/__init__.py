@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from ...errors import NotFound, shortened
 from ...stream.order import Order
-from . import packed_v1, padded_v1, random_v1, sequential_v1, shuffled_v1
+from . import blocks_v1, packed_v1, padded_v1, random_v1, sequential_v1, shuffled_v1
 
-_RELEASED: tuple[Order, ...] = (random_v1, shuffled_v1, sequential_v1, packed_v1, padded_v1)
+_RELEASED: tuple[Order, ...] = (
+    random_v1,
+    shuffled_v1,
+    sequential_v1,
+    packed_v1,
+    padded_v1,
+    blocks_v1.ORDER,
+)
 ORDERS = {order.NAME: order for order in _RELEASED}
 OF_WINDOWS = {name: order for name, order in ORDERS.items() if not order.LONG_DOCUMENTS}
 DEFAULT = random_v1.NAME

@@ -11,7 +11,9 @@ NAME = "padded-1"
 USES_SEED = True
 HAS_EPOCHS = True
 LONG_DOCUMENTS: tuple[str, ...] = ("cut", "drop", "truncate")
+BLOCK_TOKENS = 0
 __all__ = [
+    "BLOCK_TOKENS",
     "HAS_EPOCHS",
     "LONG_DOCUMENTS",
     "NAME",

@@ -18,6 +18,7 @@ NAME = "random-1"
 USES_SEED = True
 HAS_EPOCHS = False
 LONG_DOCUMENTS: tuple[str, ...] = ()
+BLOCK_TOKENS = 0
 
 
 def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.NDArray[np.int64]:

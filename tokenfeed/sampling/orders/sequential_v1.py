@@ -14,6 +14,7 @@ NAME = "sequential-1"
 USES_SEED = False
 HAS_EPOCHS = True
 LONG_DOCUMENTS: tuple[str, ...] = ()
+BLOCK_TOKENS = 0
 
 
 def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.NDArray[np.int64]:

@@ -21,6 +21,7 @@ NAME = "shuffled-1"
 USES_SEED = True
 HAS_EPOCHS = True
 LONG_DOCUMENTS: tuple[str, ...] = ()
+BLOCK_TOKENS = 0
 
 # Few windows need more rounds: at N = 5 to 8 permutations are measurably non-uniform after 12
 # rounds and uniform after 16; from N = 9 on, 10 are enough (chi-squared over 200,000 epochs;
@@ -39,17 +40,17 @@ def places(samples: npt.NDArray[np.int64], seed: int, place_count: int) -> npt.N
     permutation.
     """
     epochs, indices = np.divmod(samples, place_count)
-    return _permuted(indices, epochs, seed, place_count)
+    return permuted(indices, epochs, seed, place_count)
 
 
 def indices(
     places: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], seed: int, place_count: int
 ) -> npt.NDArray[np.int64]:
     """Return where windows come in an epoch, the inverse of `places`; as `Order.indices`."""
-    return _permuted(places, epochs, seed, place_count, inverse=True)
+    return permuted(places, epochs, seed, place_count, inverse=True)
 
 
-def _permuted(
+def permuted(
     points: npt.NDArray[np.int64],
     epochs: npt.NDArray[np.int64],
     seed: int,
@@ -59,7 +60,8 @@ def _permuted(
 ) -> npt.NDArray[np.int64]:
     """Return where the permutation of each point's epoch maps it.
 
-    points: int64[n], each in [0, place_count).  inverse: maps places to indices.
+    points: int64[n], each in [0, place_count).  epochs: int64[n], of each point, at least 0.  seed,
+    place_count: as for `places`.  inverse: maps places to indices.
     """
     if points.size:
         first, last = int(epochs.min()), int(epochs.max())
@@ -104,7 +106,7 @@ def _permuted_by_table(
         )
     ]
 
-    def permuted(
+    def by_table(
         points: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
         left, right = (half.view(np.uint64) for half in np.divmod(points, side_b))
@@ -119,10 +121,10 @@ def _permuted_by_table(
 
     step = _subtract if inverse else _add
     epoch = epochs - known.start
-    found = permuted(points, epoch)
+    found = by_table(points, epoch)
     outside = np.flatnonzero(found >= place_count)
     while outside.size:
-        found[outside] = permuted(found[outside], epoch[outside])
+        found[outside] = by_table(found[outside], epoch[outside])
         outside = outside[found[outside] >= place_count]
     return found
 

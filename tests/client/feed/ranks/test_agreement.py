@@ -36,7 +36,10 @@ OTHER_FEED: dict[str, Any] = {
 def stream_of(feed: dict[str, Any], corpus: bytes = ONE) -> Stream:
     """What a feed of these arguments reads."""
     order = orders.find(feed["order"])
-    stream = Stream.of_dataset(feed["dataset"], order, feed["seed"], feed["context_length"])
+    blocks = feed.get("group_tokens", 0) // 2**19
+    stream = Stream.of_dataset(
+        feed["dataset"], order, feed["seed"], feed["context_length"], group_blocks=blocks
+    )
     return stream.known({0: Corpus(corpus)})
 
 
@@ -166,6 +169,17 @@ def test_ranks_of_other_arguments_are_refused_by_their_name(part: str) -> None:
     assert caught.value.subject == part
     assert f"rank 1 has '{others}', and rank 0 has '{mine}'" in caught.value.problem
     assert f"Give all ranks the same {part}" in caught.value.problem
+
+
+def test_ranks_with_other_groups_of_blocks_are_refused() -> None:
+    """By the argument that a user can change."""
+    store = dist.HashStore()
+    ranks = [RankAgreement(lambda: store, "key", rank) for rank in range(3)]
+
+    compare(ranks[0], order="blocks-1", group_tokens=2**24)
+    compare(ranks[1], order="blocks-1", group_tokens=2**24)
+    with pytest.raises(StreamMismatch, match="group_tokens: rank 2 has '33554432', and rank 0 has"):
+        compare(ranks[2], order="blocks-1", group_tokens=2**25)
 
 
 def test_ranks_with_other_planes_are_refused() -> None:

@@ -48,6 +48,7 @@ ORDERS = [
     ("padded", "cut"),
     ("padded", "drop"),
     ("padded", "truncate"),
+    ("blocks", ""),
 ]
 
 

@@ -1,0 +1,114 @@
+"""Batches for Megatron-LM, with --dataloader-type external.
+
+    train_valid_test_datasets_provider = datasets_provider("host:50051", order="packed", seed=1337)
+
+The position is args.consumed_train_samples, which Megatron saves and restores: a run resumes at
+exactly the next row, at another data-parallel size too, and with a batch size that grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from megatron.core import mpu
+from megatron.training import get_args
+
+from tokenfeed.errors import InvalidRequest
+
+from ..batches.remote import RemoteBatches, RemoteOptions, RichBatch
+from ..feed.options import takes
+from ..transport.addresses import Targets
+from .megatron_batch import lm_arrays
+
+Splits = tuple[Iterator[dict[str, torch.Tensor]] | None, ...]
+
+_REFUSED = {
+    "create_attention_mask_in_dataloader": "would have other tensor-parallel ranks wait for a mask "
+    "that a feed does not make; pass --no-create-attention-mask-in-dataloader",
+    "reset_attention_mask": "needs such a mask; pass --dataloader-inter-document-masking",
+    "eod_mask_loss": "is done by datasets of Megatron; pass mask_borders=True to the feed",
+    "sft": "needs documents of padded lengths; pass --dataloader-inter-document-masking",
+    "hybrid_context_parallel": "needs documents that are assigned to ranks by their lengths",
+    "full_validation": "needs datasets with a length; pass --eval-iters",
+}
+"""Arguments of Megatron that a feed cannot fulfil, and what to do."""
+
+
+@takes(RemoteOptions)
+def datasets_provider(
+    target: Targets,
+    *,
+    valid: Mapping[str, Any] | None = None,
+    test: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Callable[..., Splits]:
+    """Return the train_valid_test_datasets_provider that `pretrain` takes.
+
+    It returns three iterators, or None for a split that is not given. Sizes and the data-parallel
+    rank are those of Megatron. A rank that never reads its iterators has no thread, and no
+    connection. With --dataloader-inter-document-masking attention stays within documents.
+    target means what it does for RemoteBatches.
+    valid and test have arguments of the feeds for validation and test that differ, such as
+    {"dataset": "val"}.
+    options are those of RemoteBatches, without device, rank, world_size, group, start and
+    num_batches.
+    Raises: InvalidRequest from the provider, if arguments of Megatron ask for what a feed cannot
+    give: with context parallelism documents cannot be masked; as for RemoteBatches.
+    """
+
+    def provider(sample_counts: Any, vp_stage: int | None = None) -> Splits:
+        args = get_args()
+        _require_supported(args)
+        eval_size = getattr(args, "eval_micro_batch_size", args.micro_batch_size)
+
+        def split(batch_size: int, first_sample: int, own: Mapping[str, Any]) -> Iterator[Any]:
+            feed = RemoteBatches(
+                target,
+                batch_size,
+                args.seq_length,
+                start_sample=first_sample,
+                rank=mpu.get_data_parallel_rank(),
+                world_size=mpu.get_data_parallel_world_size(),
+                **{**options, **own},
+            )
+            return (_arrays(batch, args) for batch in feed.batches())
+
+        return (
+            split(args.micro_batch_size, args.consumed_train_samples, {}),
+            None if valid is None else split(eval_size, args.consumed_valid_samples, valid),
+            None if test is None else split(eval_size, 0, test),
+        )
+
+    if "num_batches" in options:
+        # Only one rank of a tensor-parallel group would see the end, and the others would wait.
+        raise InvalidRequest("num_batches", "is train_iters of Megatron; omit it")
+    provider.is_distributed = True  # type: ignore[attr-defined]
+    return provider
+
+
+def _require_supported(args: Any) -> None:
+    """Raise InvalidRequest if arguments of Megatron ask for what a feed cannot give."""
+    for name, problem in _REFUSED.items():
+        if getattr(args, name, False):
+            raise InvalidRequest(name, problem)
+    if args.context_parallel_size > 1 and args.dataloader_inter_document_masking:
+        raise InvalidRequest(
+            "context_parallel_size",
+            f"{args.context_parallel_size} splits rows without regard to documents, so attention "
+            "would not stay within them: leave out --dataloader-inter-document-masking, or "
+            "context parallelism",
+        )
+
+
+def _arrays(batch: RichBatch, args: Any) -> dict[str, torch.Tensor]:
+    """Return what pretrain_gpt.py takes from an iterator: as of lm_arrays; with masking also
+    cu_seqlens, int32[B, n], filled up with T, and max_seqlen, int32[B].
+    """
+    masks = args.dataloader_inter_document_masking
+    found = lm_arrays(batch, restarts=masks or getattr(args, "reset_position_ids", False))
+    if masks:
+        found["cu_seqlens"] = batch.cu_seqlens_rows()
+        found["max_seqlen"] = torch.tensor(batch.doc_lens()[1], dtype=torch.int32)
+    return found
