@@ -1,4 +1,4 @@
-"""What an error tells users to write instead is there; its framework need not be installed here.
+"""What an error tells users to write instead is there; no framework has to be installed here."""
 
 from __future__ import annotations
 
