@@ -195,7 +195,7 @@ def _send(connection: Connection, value: object) -> None:
     for content in (memoryview(lead), *contents):
         left = content
         while left:
-            left = left[os.write(connection.fileno(), left) :]
+            left = left[os.writev(connection.fileno(), [left]) :]
 
 
 def _receive(connection: Connection) -> Any:

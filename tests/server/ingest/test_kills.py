@@ -19,11 +19,16 @@ from tests.server.ingest.kills import check
     ],
 )
 def test_kills_leave_no_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, engine: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    engine: str,
 ) -> None:
     """In a write, before a sync, before a rename: of documents that are permuted, of text in
     passages, of pairs, of chats; with their ids.
     """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     check(tmp_path, number, 3, engine)
 
     assert capsys.readouterr().out.count("the same bytes") == number
