@@ -1,4 +1,5 @@
-"""Which package encodes text: fastokens, ten times as fast, where its ids are those of tokenizers.
+"""Which package encodes text: fastokens, for a fifth of the processor time or less, where its ids
+are those of tokenizers.
 
 Three gates keep them the same. A list of what was compared: anything else is encoded by tokenizers.
 A probe before workers start: every code point, each added token, whitespace between words. And a
