@@ -191,8 +191,8 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer-engine",
         choices=("auto", "tokenizers", "fastokens"),
         default="auto",
-        help="what encodes text: fastokens takes a fifth of the processor time, for tokenizers where it "
-        "gives the same tokens (default: %(default)s, fastokens where that holds)",
+        help="what encodes text: fastokens takes a fifth of the processor time, for tokenizers "
+        "where it gives the same tokens (default: %(default)s, fastokens where that holds)",
     )
     add(
         "--executor",
