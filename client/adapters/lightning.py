@@ -66,14 +66,18 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
     def train_dataloader(self) -> _Batches:
         """Return the batches from the loaded state on, or behind what this Trainer has trained on.
 
-        Raises: InvalidRequest with overfit_batches, for an endless feed without a limit, or if the
-        ranks have different numbers of batches; as for a feed.
+        Raises: InvalidRequest with overfit_batches, for an endless feed without a limit, for a
+        checkpoint without a state of this class, or if the ranks have different numbers of batches;
+        as for iterating a feed.
         """
         trainer = self._fitting()
         if trainer.overfit_batches:
             problem = "would repeat batches, and a feed goes on; pass num_batches and max_epochs"
             raise InvalidRequest("overfit_batches", problem)
         state = self._loaded or (self.state_dict() if trainer.global_step else {})
+        if trainer.ckpt_path and trainer.global_step and not state:
+            problem = f"has no state of {type(self).__qualname__}, so the feed would begin again"
+            raise InvalidRequest("ckpt_path", f"{problem}; load it with the class that wrote it")
         if self.feed is not None:
             self.feed.close()
         self.feed = self._open(self._train)

@@ -32,6 +32,7 @@ class FeedData(DataModule):  # type: ignore[misc]
     def __init__(
         self,
         target: str,
+        *,
         validation: str,
         dataset: str | None = None,
         order: str = "shuffled",
@@ -88,14 +89,14 @@ class FeedLoader(DataLoader[Tensor]):
         """batches: the feed itself, or an epoch of it."""
         super().__init__(_Rows(batches), batch_size=None)
         self.feed = feed
-        self._batches = batches
+        self._left = feed.batches_left  # before a state is loaded: the LR schedule depends on it
 
     def __len__(self) -> int:
-        """Return the batches of the feed, or of an epoch of it.  Raises: InvalidRequest if it is
-        endless.
+        """Return the batches of the feed from its beginning, or of an epoch of it.
+
+        Raises: InvalidRequest if it is endless.
         """
-        left = self.feed.batches_left
-        return self.feed.batches_per_epoch if left is None else left
+        return self.feed.batches_per_epoch if self._left is None else self._left
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the feed."""

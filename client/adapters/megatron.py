@@ -61,6 +61,9 @@ def datasets_provider(
     def provider(sample_counts: Any, vp_stage: int | None = None) -> Splits:
         args = get_args()
         _require_supported(args)
+        if valid is None and getattr(args, "eval_iters", 0):
+            problem = "asks for evaluations, and no feed is given for them; pass --eval-iters 0, or"
+            raise InvalidRequest("eval_iters", f"{problem} valid={{'dataset': ...}}")
         eval_size = getattr(args, "eval_micro_batch_size", args.micro_batch_size)
 
         def split(batch_size: int, first_sample: int, own: Mapping[str, Any]) -> Iterator[Any]:

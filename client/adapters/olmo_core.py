@@ -102,6 +102,10 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
     def _rest_of_epoch(self) -> Iterator[RichBatch]:
         if not self._has_epochs:
             return self.feed.batches()
+        is_first = self.epoch == 1 and not self.batches_processed
+        if is_first and self._first_sample and self.feed.position.epoch != 0:
+            problem = f"{self._first_sample} is behind epoch 0, with which the trainer begins"
+            raise InvalidRequest("start_sample", problem)
         if self.batches_processed:
             self.feed.load_state_dict(self.feed.state_dict())  # go on, and do not begin again
         return self.feed.epoch(self.epoch - 1).batches()
@@ -176,7 +180,14 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state of any rank.  Raises: as `load_state_dict` of RemoteBatches."""
+        """Resume from a state of any rank.
+
+        Raises: InvalidRequest for a state of another data loader; as `load_state_dict` of
+        RemoteBatches.
+        """
+        if "feed" not in state_dict:
+            problem = "is of another data loader; begin a new run, or at a start_sample"
+            raise InvalidRequest("state_dict", problem)
         self.feed.load_state_dict(state_dict["feed"])
         tokens = state_dict["batches_processed"] * state_dict["global_batch_size"]
         # Rounded up: with 0 an epoch that has begun would begin again.

@@ -30,17 +30,25 @@ from ..device.target_mask import IGNORED_TARGET
 _LOG = logging.getLogger("tokenfeed.client")
 
 _FEEDS = (RemoteBatches, TorchEpoch, WholeDataset)
+_REFUSED = {
+    "auto_find_batch_size": "cannot make the batches of a feed smaller; omit it",
+    "compute_loss_func": "would shift the targets once more, as the usual ones do; omit it",
+    "label_smoothing_factor": "has to be 0: the Trainer would shift the targets once more to "
+    "smooth them",
+}
+"""Arguments of a Trainer that do not go with a feed, and why."""
 
 
 class FeedTrainer(Trainer):  # type: ignore[misc]
     """A Trainer that trains and evaluates on feeds.
 
         trainer = FeedTrainer(model, args, train_dataset=feed, eval_dataset=validation)
-        trainer.train(resume_from_checkpoint=True)
+        trainer.train()
 
-    A checkpoint has the state of the feed behind the last step, and a resumed run loads it, on any
-    number of ranks. `max_steps` is as of a plain loop; else `num_train_epochs` counts epochs of the
-    feed. Training ends before a step for which a rank has too few batches.
+    A checkpoint has the state of the feed behind the last step, and `train` with
+    `resume_from_checkpoint` loads it, on any number of ranks. `max_steps` is as of a plain loop;
+    else `num_train_epochs` counts epochs of the feed. Training ends before a step for which a rank
+    has too few batches.
     """
 
     _stand_in: Any = range(0)
@@ -60,11 +68,16 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         epoch of another feed, a dict of these, or whatever else the Trainer takes.  allow: names
         what may differ in the state of a checkpoint, as for `load_state_dict` of the feed.
         Raises: InvalidRequest for a train_dataset that is no feed; and for arguments of the Trainer
-        that do not go with one: label_smoothing_factor, and several GPUs in one process.
+        that do not go with one: a loss function, label_smoothing_factor, auto_find_batch_size,
+        context or sequence parallelism, and several GPUs in one process.
         """
         if not isinstance(train_dataset, RemoteBatches | TorchEpoch | None):
             problem = "is no feed; pass RemoteBatches(...), or feed.epoch(k)"
             raise InvalidRequest("train_dataset", problem)
+        given = kwargs.get("args", args[1] if len(args) > 1 else None)
+        for name, problem in _REFUSED.items():
+            if getattr(given, name, None) or kwargs.get(name) is not None:
+                raise InvalidRequest(name, problem)
         has_feeds = bool(_feeds_of(eval_dataset))
         super().__init__(
             *args,
@@ -74,12 +87,12 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         )
         if has_feeds:
             self.eval_dataset = _plain(eval_dataset)
-        if self.args.label_smoothing_factor:
-            problem = "has to be 0: the Trainer would shift the targets once more to smooth them"
-            raise InvalidRequest("label_smoothing_factor", problem)
         if self.args.n_gpu > 1:
             problem = "would be shared by one process; start one for each GPU, with torchrun"
             raise InvalidRequest("n_gpu", f"{self.args.n_gpu} GPUs {problem}")
+        if self.get_cp_size() > 1 or self.get_sp_size() > 1:
+            problem = "splits rows, and accelerate then lets documents of a row see each other"
+            raise InvalidRequest("parallelism_config", f"{problem}; use tensor parallelism")
         self._feed = train_dataset
         self._batches: Iterator[Any] = iter(())
         self._numbers: Any = None  # those of the epoch that the Trainer is in
@@ -104,8 +117,14 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         args.ignore_data_skip = False
         if args.max_steps > 0:
             count = args.max_steps * args.gradient_accumulation_steps
+        elif isinstance(feed, TorchEpoch):
+            count = len(feed)
         else:
-            count = len(feed) if isinstance(feed, TorchEpoch) else feed.batches_per_epoch
+            left = feed.batches_left
+            count = feed.batches_per_epoch if left is None else left
+        if not count:
+            problem = "is larger than what the feed has left, or an epoch of it; make it smaller"
+            raise InvalidRequest("batch_size", problem)
         return DataLoader(range(count))  # type: ignore[arg-type]
 
     def get_batch_samples(
@@ -116,7 +135,8 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
             self._numbers, self._batches = epoch_iterator, self._training_feed.batches()
         wanted = len(list(islice(epoch_iterator, num_batches)))
         # Nothing runs between a batch that arrives and its place in the list: no Ctrl-C loses one.
-        self._in_hand.extend(islice(self._batches, wanted))
+        # A callback may have ended the epoch within a step: its batches come first.
+        self._in_hand.extend(islice(self._batches, max(0, wanted - len(self._in_hand))))
         if not self._all_have(self._in_hand, wanted):
             message = (
                 "training ends, for a rank has %d of %d batches of a step; sample=%d comes next"
@@ -152,7 +172,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         dist.all_gather(found, own, group=self._hosts)
         if not all(bool(whole) for whole, _ in found):
             return False
-        peers = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()
+        peers = self.get_tp_size()
         streams = len({int(sample) for _, sample in found})
         if streams * peers != self.args.world_size:
             problem = (
@@ -264,9 +284,11 @@ def _position_of(trainer: FeedTrainer, allow: Collection[str]) -> TrainerCallbac
                 if saved is None:
                     problem = "has no state of a feed; FeedTrainer did not write it"
                     raise InvalidRequest("resume_from_checkpoint", problem)
-                allowed = {"allow": allow} if allow else {}
-                trainer._training_feed.load_state_dict(saved["feed"], **allowed)
+                trainer._training_feed.load_state_dict(saved["feed"], allow=allow)
             trainer._in_hand.clear()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            state.stateful_callbacks["FeedState"] = self.state()  # for trainer.save_state()
 
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             trainer._in_hand.clear()

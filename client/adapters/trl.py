@@ -42,7 +42,9 @@ class FeedSFTTrainer(FeedTrainer, SFTTrainer):  # type: ignore[misc]
         and as for FeedTrainer.
         """
         for name, instead in _DONE_BEFORE.items():
-            if getattr(args, name, None):
+            given = getattr(args, name, None)
+            # False would ask for what the mask has taken away.
+            if given or (given is False and name == "completion_only_loss"):
                 raise InvalidRequest(name, f"is not done again; omit it. A feed has {instead}")
         if kwargs.get("formatting_func") is not None:
             raise InvalidRequest("formatting_func", "formats no tokens; omit it")

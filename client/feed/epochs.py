@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args
 
@@ -123,7 +123,7 @@ class Epoch(Generic[Array, Rich]):
         is_current: Callable[[BatchReader[Array]], bool],
         *,
         state: Callable[[], dict[str, Any]],
-        load: Callable[[dict[str, Any]], None],
+        load: Callable[..., None],
         world_size: int,
     ) -> None:
         """Remember what to read; does no I/O.
@@ -161,13 +161,13 @@ class Epoch(Generic[Array, Rich]):
         require_no_lightning()
         return self._state()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Load a state into the feed; a feed that has loaded the same state already may do so
         again. The next `for` goes on from the saved position if that is within this epoch.
 
-        Raises: like `load_state_dict` of the feed.
+        state, allow: are passed to `load_state_dict` of the feed, whose errors are raised.
         """
-        self._load(state)
+        self._load(state, allow=allow)
 
     def batches(self) -> Iterator[Rich]:
         """Return an iterator over its batches, as of `batches` of the feed: they carry more than x

@@ -90,7 +90,7 @@ def run(data: FeedData, out: Path, iterations: int, resume: bool | Path = False)
 
 
 def data_of(target: str, **given: Any) -> FeedData:
-    return FeedData(target, "val", "web", seed=SEED, **given)
+    return FeedData(target, validation="val", dataset="web", seed=SEED, **given)
 
 
 def trained_on(seen: list[tuple[str, list[list[int]]]]) -> list[list[int]]:
