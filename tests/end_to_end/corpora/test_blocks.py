@@ -157,6 +157,29 @@ def test_the_sources_of_a_mixture_share_one_budget_and_keep_their_parts(
         assert {s[0]: s[-1] for s in again.state_dict()["stream"][1]} == groups
 
 
+def test_a_source_that_pauses_keeps_its_groups(
+    serve: Serve, paths: list[Path], write_tokens: WriteTokens
+) -> None:
+    """A weight of 0 in the definition with which a run goes on must not end the run, and the source
+    comes back with the groups that it has begun with.
+    """
+    code = write_tokens(np.arange(200_000), "code/0.bin").parent
+    target = serve("--data", f"web={paths[0].parent}", "--data", f"code={code}").address
+    options = {"order": "blocks", "group_tokens": 2**19 * 64}
+    with NumpyBatches(target, 8, T, mixture={"web": 1, "code": 1}, **options) as feed:
+        next(feed)
+        state = feed.state_dict()
+    with NumpyBatches(target, 8, T, mixture={"web": 1, "code": 0}, **options) as again:
+        again.load_state_dict(state, allow=("mixture",))
+        next(again)
+        again.change_mixture({"web": 1, "code": 3})
+        for _ in range(3):
+            next(again)
+        groups = {source[0]: source[-1] for source in again.state_dict()["stream"][1]}
+
+    assert groups == {"web": 32, "code": 32}
+
+
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
