@@ -430,6 +430,8 @@ def test_logits_of_a_batch_of_the_trainer_are_those_of_its_documents_alone(
     ("options", "datasets", "named"),
     [
         ({"label_smoothing_factor": 0.1}, {}, "label_smoothing_factor: has to be 0"),
+        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size: cannot make the batches"),
+        ({}, {"compute_loss_func": len}, "compute_loss_func: would shift the targets once more"),
         ({}, {"train_dataset": [1, 2]}, "train_dataset: is no feed"),
     ],
 )
@@ -441,6 +443,28 @@ def test_what_does_not_go_with_a_feed_is_refused_by_name(
         given = TrainingArguments(**arguments(tmp_path, max_steps=1, **options))
         with pytest.raises(InvalidRequest, match=named):
             FeedTrainer(model_of(), given, **{"train_dataset": feed, **datasets})
+
+
+def test_a_batch_that_is_larger_than_an_epoch_is_refused(address: str, tmp_path: Path) -> None:
+    """The Trainer would speak of max_steps and of a dataloader without a length."""
+    with feed_at(address, batch_size=1 << 16) as feed:
+        given = TrainingArguments(**arguments(tmp_path, num_train_epochs=1))
+        with pytest.raises(InvalidRequest, match="batch_size: is larger than"):
+            FeedTrainer(model_of(), given, train_dataset=feed).train()
+
+
+def test_a_saved_state_of_the_trainer_has_the_position_of_its_end(
+    address: str, tmp_path: Path
+) -> None:
+    """Scripts of transformers end with save_model and save_state."""
+    with feed_at(address) as feed:
+        given = TrainingArguments(**arguments(tmp_path, max_steps=2, save_strategy="no"))
+        trainer = FeedTrainer(model_of(), given, train_dataset=feed)
+        trainer.train()
+        trainer.save_state()
+        (saved,) = read_states(tmp_path / "trainer_state.json")
+
+        assert saved.state.sample == feed.position.samples == 4
 
 
 def test_an_evaluation_that_would_move_the_trained_feed_is_refused(
