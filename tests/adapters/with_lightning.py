@@ -326,6 +326,20 @@ def test_an_endless_feed_needs_a_limit(target: str, limits: dict[str, int], tmp_
     assert torch.equal(weights_of(resumed), weights_of(whole))
 
 
+def test_a_checkpoint_without_a_state_of_the_class_is_refused(target: str, tmp_path: Path) -> None:
+    """Lightning passes over it, and the feed would begin at its first row."""
+
+    class Other(FeedData):
+        pass
+
+    saved = tmp_path / "saved.ckpt"
+    with pytest.raises(Stop):
+        fit(target, callbacks=[SaveAndStop("on_train_batch_end", 3, saved)])
+
+    with pytest.raises(InvalidRequest, match=r"^ckpt_path: has no state of .*Other"):
+        fit(target, ckpt_path=saved, data=Other(make(target)))
+
+
 def test_overfitting_is_refused(target: str) -> None:
     """It would train on other batches in each epoch."""
     with pytest.raises(InvalidRequest, match=r"^overfit_batches: would repeat batches"):
