@@ -61,7 +61,7 @@ def datasets_provider(
     def provider(sample_counts: Any, vp_stage: int | None = None) -> Splits:
         args = get_args()
         _require_supported(args)
-        if valid is None and getattr(args, "eval_iters", 0):
+        if valid is None and args.eval_iters:
             problem = "asks for evaluations, and no feed is given for them; pass --eval-iters 0, or"
             raise InvalidRequest("eval_iters", f"{problem} valid={{'dataset': ...}}")
         eval_size = getattr(args, "eval_micro_batch_size", args.micro_batch_size)

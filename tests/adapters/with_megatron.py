@@ -32,6 +32,7 @@ ARGS = {
     "create_attention_mask_in_dataloader": False,
     "consumed_train_samples": 0,
     "consumed_valid_samples": 0,
+    "eval_iters": 0,
 }
 
 

@@ -51,6 +51,7 @@ ARGS = {
     "create_attention_mask_in_dataloader": False,
     "consumed_train_samples": 0,
     "consumed_valid_samples": 0,
+    "eval_iters": 0,
 }
 
 
@@ -147,6 +148,7 @@ def test_a_rank_that_never_reads_costs_nothing(
         ("sft", True),
         ("hybrid_context_parallel", True),
         ("full_validation", True),
+        ("eval_iters", 100),
     ],
 )
 def test_what_a_feed_cannot_do_is_refused_by_name(

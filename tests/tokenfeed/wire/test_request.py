@@ -176,6 +176,7 @@ def asked_of(request: Request | RowsRequest, expected: Expected) -> reference.As
                 each.seed,
                 "" if each.long_documents == defaults.get(each.order.NAME) else each.long_documents,
                 digest,
+                each.group_blocks or None,
             )
             for each, digest in zip(
                 stream.sources, expected.digests or [b""] * len(stream.sources), strict=True
