@@ -25,7 +25,7 @@ from tokenfeed.commands import program
 from tokenfeed.commands.decoding import BYTES
 from tokenfeed.commands.extras import missing
 from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error, single_line
-from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 from tokenfeed.stream.position import require_range
 
 if TYPE_CHECKING:
@@ -363,8 +363,10 @@ def print_estimate(job: Job, executor: Encoder, progress: Progress, *, strict: b
     done_bytes, tokens, seconds = first_tokens(
         job, executor, strict=strict, seconds=_DRY_RUN_SECONDS, progress=progress
     )
+    if not done_bytes:
+        raise InvalidSource(job.sources[0].path, "has no text to encode, like all other sources")
     total = progress.total_bytes
-    every = round(tokens * total / max(1, done_bytes))
+    every = round(tokens * total / done_bytes)
     width = token_dtype(load_tokenizer(job.recipe.tokenizer_file)).itemsize
     print(
         f"{len(job.sources):,} file(s), {total / 1e6:,.1f} MB; encoded by {progress.engine}: "
@@ -375,7 +377,7 @@ def print_estimate(job: Job, executor: Encoder, progress: Progress, *, strict: b
         f"{tokens / seconds:,.0f} tokens/s"
     )
     print(
-        f"all of it: about {duration(total * seconds / max(1, done_bytes))}, {every:,} tokens, "
+        f"all of it: about {duration(total * seconds / done_bytes)}, {every:,} tokens, "
         f"{every * width / 1e6:,.1f} MB; nothing was written"
     )
 
