@@ -52,7 +52,7 @@ from ..runtime.process.signals import Signals
 from ..runtime.threads.poll_rate import PollRate
 from ..runtime.threads.poller import Poller, RescanWorker
 from ..storage.door import StorageOptions
-from ..storage.option_names import VOCAB_SIZE
+from ..storage.option_names import CACHE_DIR, VOCAB_SIZE
 from .dataset_options import parse_all, refused
 from .serve_options import build_parser
 
@@ -277,8 +277,10 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
         require_range("--warm-up-bytes", arguments.warm_up_bytes, 0, 1 << 63)
     if arguments.tokenizer is not None and not any(map(is_text, arguments.data)):
         raise InvalidRequest("--tokenizer", "is for --data that is text, but no --data is text")
-    if arguments.vocab_size is not None:  # before text is ingested
-        require_value(VOCAB_SIZE, arguments.vocab_size, refused)
+    before_ingest = {VOCAB_SIZE: arguments.vocab_size, CACHE_DIR: arguments.cache_dir}
+    for option, value in before_ingest.items():
+        if value is not None:
+            require_value(option, value, refused)
     sources = [source for words in arguments.data for source in _sources(words, arguments)]
     require_distinct_names(sources)
     options = parse_all(arguments, sources)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tokenfeed.errors import InvalidRequest, Option
 
 from ..storage.documents import Delimiters
+from ..storage.door import problem_of_writing
 from ..storage.formats import FORMAT_NAMES, ROW_TOKENS_MAX, ROW_TOKENS_MIN, STORED, FormatOptions
 from ..storage.option_names import (
     CACHE_DIR,
@@ -181,6 +182,8 @@ def parse_options(
 def require_value(option: Option, text: str, refuse: Refuse) -> None:
     """Raise InvalidRequest, as refuse makes it, unless a text is a value of an option."""
     takes = OPTIONS[option]
+    if option is CACHE_DIR and (problem := problem_of_writing(text)):
+        raise refuse(option, problem)
     if takes.limits is not None:
         least, most = takes.limits
         if not (re.fullmatch("[0-9]{1,10}", text) and least <= int(text) <= most):

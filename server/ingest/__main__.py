@@ -25,7 +25,7 @@ from tokenfeed.commands import program
 from tokenfeed.commands.decoding import BYTES
 from tokenfeed.commands.extras import missing
 from tokenfeed.commands.output import flush_stdout, print_error, print_stdout_error, single_line
-from tokenfeed.errors import TokenfeedError
+from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 from tokenfeed.stream.position import require_range
 
 if TYPE_CHECKING:
@@ -252,6 +252,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, int, str]
     line; no manifest of a dry run, which has printed its result.  Raises: TokenfeedError.
     """
     from ..runtime.threads.executors import end_with_parent, make_executor
+    from ..storage.door import problem_of_writing
     from .options import template_of
     from .output.shuffle import BUFFER_DOCUMENTS_MAX
     from .tokenize.encoding import encode_unit
@@ -260,6 +261,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, int, str]
 
     if arguments.parent_pid is not None:
         end_with_parent(arguments.parent_pid)
+    if problem := problem_of_writing(arguments.out):
+        raise InvalidRequest("--out", problem)
     require_range("--shuffle-buffer", arguments.shuffle_buffer, 1, BUFFER_DOCUMENTS_MAX)
     require_range("--seed", arguments.seed, 0, 1 << 64)
     require_range("--shard-tokens", arguments.shard_tokens, 1, 1 << 40)
@@ -360,8 +363,10 @@ def print_estimate(job: Job, executor: Encoder, progress: Progress, *, strict: b
     done_bytes, tokens, seconds = first_tokens(
         job, executor, strict=strict, seconds=_DRY_RUN_SECONDS, progress=progress
     )
+    if not done_bytes:
+        raise InvalidSource(job.sources[0].path, "has no text to encode, like all other sources")
     total = progress.total_bytes
-    every = round(tokens * total / max(1, done_bytes))
+    every = round(tokens * total / done_bytes)
     width = token_dtype(load_tokenizer(job.recipe.tokenizer_file)).itemsize
     print(
         f"{len(job.sources):,} file(s), {total / 1e6:,.1f} MB; encoded by {progress.engine}: "
@@ -372,7 +377,7 @@ def print_estimate(job: Job, executor: Encoder, progress: Progress, *, strict: b
         f"{tokens / seconds:,.0f} tokens/s"
     )
     print(
-        f"all of it: about {duration(total * seconds / max(1, done_bytes))}, {every:,} tokens, "
+        f"all of it: about {duration(total * seconds / done_bytes)}, {every:,} tokens, "
         f"{every * width / 1e6:,.1f} MB; nothing was written"
     )
 

@@ -22,7 +22,7 @@ from ..storage.formats import FormatOptions
 from ..storage.formats.document_ids import ids_path
 from .job import Checkpoint, Job
 from .output.shard_writer import SplitProgress, shard_name
-from .tokenize.tokenizer import load_tokenizer, token_dtype
+from .tokenize.tokenizer import FASTOKENS, load_tokenizer, token_dtype
 
 _HASHED_BYTES = 1 << 20
 
@@ -31,6 +31,7 @@ def manifest_of(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
     """Return the manifest of a finished run; reads its shards once more, for their digests."""
     tokenizer = load_tokenizer(job.recipe.tokenizer_file)
     problems = problems_by_path(job, checkpoint)
+    is_fast = job.recipe.tokenizer_file.engine == FASTOKENS
     return {
         "version": VERSION,
         "job": job.facts(),
@@ -41,7 +42,7 @@ def manifest_of(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
             "prepend_id": job.recipe.prepend_id,
             "append_id": job.recipe.append_id,
             "encoded_by": job.encoded_by,
-            "engine_reason": job.engine_reason,
+            **({"compared_tokens": checkpoint.compared_tokens} if is_fast else {}),
         },
         "sources": [
             {

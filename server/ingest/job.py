@@ -73,13 +73,15 @@ class Checkpoint:
     """The state of an ingest: all that has to be known to resume.
 
     place: where to resume.  splits: what was written.  problems: those before that place, by number
-    of the source.  hashes: SHA-256 of sources in hexadecimal digits, by number.
+    of the source.  hashes: SHA-256 of sources in hexadecimal digits, by number.  compared_tokens:
+    how many of the sample two engines gave.
     """
 
     place: SourceOffset = field(default_factory=lambda: SourceOffset(0, 0))
     splits: dict[str, SplitProgress] = field(default_factory=dict)
     problems: dict[int, Tally] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)
+    compared_tokens: int = 0
 
     @classmethod
     def read(cls, path: str) -> Checkpoint:
@@ -95,7 +97,8 @@ class Checkpoint:
             for number, tally in kept["problems"].items()
         }
         hashes = {int(number): sha256 for number, sha256 in kept.get("hashes", {}).items()}
-        return cls(SourceOffset(*kept["place"]), splits, problems, hashes)
+        compared_tokens = int(kept.get("compared_tokens", 0))
+        return cls(SourceOffset(*kept["place"]), splits, problems, hashes, compared_tokens)
 
     def write(self, path: str) -> None:
         """Write it atomically.  Raises: WriteFailed."""
@@ -113,7 +116,7 @@ class Checkpoint:
 
     def count(self, source: int, problems: Sequence[Problem]) -> None:
         """Count problems of a source."""
-        tally = self.problems.setdefault(source, {})
         for problem in problems:
+            tally = self.problems.setdefault(source, {})
             count, where = tally.get(problem.what, (0, problem.where))
             tally[problem.what] = count + 1, where

@@ -35,7 +35,7 @@ from .tokenize import splitting
 from .tokenize.encoding import EncodedUnit
 from .tokenize.engine import keep_verdict
 from .tokenize.execution import Encoder, encoded
-from .tokenize.tokenizer import TOKENIZERS, load_tokenizer, token_dtype
+from .tokenize.tokenizer import FASTOKENS, TOKENIZERS, load_tokenizer, token_dtype
 from .units import Problem, SourceOffset, Unit
 
 SPLITS = ("train", "val")
@@ -43,8 +43,9 @@ _JOB, _CHECKPOINT, _LOCK = "job.json", "checkpoint.json", "lock"
 _ENCODED_BY = "encoded_by"
 _CHECKPOINT_SECONDS = 5.0
 
-Pending = deque[tuple[SourceOffset, tuple[Problem, ...]]]
-"""The units with problems that are not written yet: where each begins, and its problems."""
+Pending = deque[tuple[SourceOffset, tuple[Problem, ...], int]]
+"""What is to be counted of units that are not written yet: where each begins, its problems, and
+how many of its tokens were compared."""
 
 
 def ingest(
@@ -67,10 +68,11 @@ def ingest(
                     _begin(job, out, work)
                     try:
                         _encode_all(job, work, executor, strict=strict, progress=progress)
-                    except WrongEngine:
+                    except WrongEngine as error:
                         # Whatever it has encoded is in doubt.
                         shutil.rmtree(work, ignore_errors=True)
-                        raise
+                        problem = f"{error.problem}; all that was encoded is removed"
+                        raise WrongEngine(error.subject, problem) from error
                 _publish(out, work)
             shutil.rmtree(work, ignore_errors=True)
     made = read_manifest(out)
@@ -171,7 +173,10 @@ def _require_same_versions(out: str, begun: Any, job: Job) -> None:
     for name, now in job.encoded_by.items():
         before = begun.get(name) if isinstance(begun, dict) else None
         if before != now:
-            cure = f"pass --tokenizer-engine {str(before).partition(' ')[0]}"
+            engine = str(before).partition(" ")[0]
+            cure = f"pass --tokenizer-engine {engine}"
+            if engine == FASTOKENS:
+                cure += " where the extra fast-ingest is installed"
             if name == TOKENIZERS:
                 cure = f"install tokenizers {before}"
             problem = f"contains an ingest that {name} {before} began, now it is {now}: the tokens "
@@ -310,7 +315,8 @@ def _with_progress(
                 if strict or problem.is_fatal:
                     path = job.sources[unit.place.source].path
                     raise InvalidSource(path, f"{problem.what}, {problem.where}")
-            pending.append((unit.place, part.problems))
+        if part.problems or part.compared_tokens:
+            pending.append((unit.place, part.problems, part.compared_tokens))
         yield unit, part
         progress.show(sizes[unit.place.source] + unit.done_bytes, checkpoint.tokens)
 
@@ -320,9 +326,7 @@ def _wrong_engine(job: Job, unit: Unit, problem: Problem) -> WrongEngine:
     path = job.sources[unit.place.source].path
     place = f"{path}, {problem.where}"
     keep_verdict(job.recipe.tokenizer_file, f"it gave other tokens for {place}")
-    cure = (
-        "all that was encoded is removed; run the same command with --tokenizer-engine tokenizers"
-    )
+    cure = "run the same command with --tokenizer-engine tokenizers"
     return WrongEngine(path, f"{problem.what}, {problem.where}; {cure}")
 
 
@@ -339,8 +343,9 @@ def _advance(checkpoint: Checkpoint, place: SourceOffset, pending: Pending) -> N
     """Move a checkpoint to a place, and count the problems of the units before it."""
     checkpoint.place = place
     while pending and pending[0][0][:2] < place[:2]:
-        unit_place, problems = pending.popleft()
+        unit_place, problems, compared_tokens = pending.popleft()
         checkpoint.count(unit_place.source, problems)
+        checkpoint.compared_tokens += compared_tokens
 
 
 def _require_no_problems(problems: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -149,6 +150,14 @@ def scheme_of(path: str) -> str:
     """Return the scheme of a path that another door leads to; "" if it is of this machine."""
     scheme, mark, _ = path.partition("://")
     return scheme if mark and (scheme in MODULES or scheme in DOORS) else ""
+
+
+def problem_of_writing(path: str) -> str:
+    """Return why nothing can be written to a path of a folder; "" if it is one of this machine."""
+    scheme, mark, _ = path.partition("://")
+    if not (mark and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme)):
+        return ""
+    return f"is {path!r}, but is written on this machine: pass a folder without {scheme}://"
 
 
 def exists(path: str) -> bool:

@@ -198,6 +198,13 @@ def test_an_impossible_value_is_an_error_in_one_line(
     assert kept_files(folder_of(corpus)) == []
 
 
+def test_a_cache_in_a_store_is_refused(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows would be in a folder "s3:" of the current one, where no server looks."""
+    words = [*corpus.paths, "--context-length", "50", "--cache-dir", "s3://bucket/cache"]
+    assert main(words) == 1
+    assert "--cache-dir: is 's3://bucket/cache', but is written" in capsys.readouterr().err
+
+
 def test_rows_that_no_folder_takes_are_an_error(
     corpus: Corpus, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,9 @@
-"""Which package encodes text: fastokens, for a fifth of the processor time or less, where its ids
-are those of tokenizers.
+"""Which package encodes text: fastokens, for a fifth of the processor time, where its ids are
+those of tokenizers.
 
 Three gates keep them the same. A list of what was compared: anything else is encoded by tokenizers.
-A probe before workers start: every code point, each added token, whitespace between words. And a
-sample of the documents, encoded by both while the ingest runs (encoding.py).
+A probe before workers start: every code point, each added token, whitespace between words, long
+words. And a sample of slices of the text, encoded by both while the ingest runs (encoding.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -42,7 +43,7 @@ AUTO = "auto"
 SMALL_BYTES = 16 << 20
 """Less text is encoded by tokenizers: the probe and loading GPT-2's take 3 s of processor time, in
 which it encodes 12 MB."""
-_PROBE = 1
+_PROBE = 2
 """The number of what is probed, raised when that changes."""
 _TEXTS_AT_ONCE = 256
 _LOG = logging.getLogger("tokenfeed.server")
@@ -169,19 +170,31 @@ def _not_same(tokenizer_file: TokenizerFile) -> str:
     """Return where fastokens gives other tokens than tokenizers; "" if nowhere, as far as is known.
     What is found out is kept in the cache of this user.
     """
-    path = _verdict_path(tokenizer_file)
-    with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-        return str(json.load(file)["differs"])
-    _LOG.info("comparing %s with %s for %s", FASTOKENS, TOKENIZERS, tokenizer_file.name)
+    kept = _kept_verdict(tokenizer_file)
+    if kept:
+        return kept
     try:
         tokenizer = load_tokenizer(replace(tokenizer_file, engine=FASTOKENS))
     except (ImportError, ValueError) as error:
         return f"it cannot load {tokenizer_file.name}: {error}"
+    if kept is not None:
+        return kept
+    _LOG.info("comparing %s with %s for %s", FASTOKENS, TOKENIZERS, tokenizer_file.name)
     assert isinstance(tokenizer, FastTokenizer)
     found = first_difference(tokenizer, tokenizer.reference, json.loads(tokenizer_file.content))
     differs = "" if found is None else f"it gives other tokens for {found!r}"
     keep_verdict(tokenizer_file, differs)
     return differs
+
+
+def _kept_verdict(tokenizer_file: TokenizerFile) -> str | None:
+    """Return what `keep_verdict` kept; None if nothing that can be read."""
+    try:
+        with open(_verdict_path(tokenizer_file), encoding="utf-8") as file:
+            differs = json.load(file)["differs"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return differs if isinstance(differs, str) else None
 
 
 def keep_verdict(tokenizer_file: TokenizerFile, differs: str) -> None:
@@ -206,7 +219,8 @@ def first_difference(engine: Tokenizer, reference: Tokenizer, facts: dict[str, A
     """
     added = [token["content"] for token in facts.get("added_tokens") or []]
     of_tokens = _of_added([*added, *_unmerged(facts["model"])])
-    for texts in _in_groups(chain(of_tokens, _of_spaces()), _TEXTS_AT_ONCE):
+    of_all = chain(of_tokens, _of_spaces(), _long(facts["model"]["vocab"]))
+    for texts in _in_groups(of_all, _TEXTS_AT_ONCE):
         for text in _different(engine, reference, texts):
             return text
     for signs in _in_groups(_assigned(), _TEXTS_AT_ONCE):
@@ -277,3 +291,22 @@ def _of_spaces() -> Iterator[str]:
         yield f"{first}{space}{second}"
     for first, second, third in product(_SPACES, repeat=3):
         yield f"a{first}{second}{third}b"
+
+
+def _long(vocabulary: Iterable[str]) -> Iterator[str]:
+    """Yield texts of 500 to 10,000 signs that are one pre-token each: for long ones an engine may
+    merge in another way.
+    """
+    choose = random.Random(0)
+    words = sorted(token for token in vocabulary if token.isascii() and token.isalpha()) or ["a"]
+    signs = (
+        *("abcdefghijklmnopqrstuvwxyz", "ACGT", "a", "=", "-", "0123456789", " ", "\n"),
+        *("\u6771\u4eac\u65e5\u672c\u8a9e", "\u043c\u0438\u0440", "\u0e20\u0e32\u0e29"),
+    )
+    for size in (500, 3000, 10_000):
+        for some in signs:
+            yield "".join(choose.choices(some, k=size))
+        for _ in range(3):
+            yield "".join(choose.choices(words, k=size // 3))[:size]
+            word = choose.choice(words)
+            yield (word * (size // len(word)))[:size]

@@ -318,6 +318,14 @@ def test_metrics_that_cannot_be_served_are_an_error(
     assert refusal("--data", write_tokens(range(100)), *arguments).startswith(problem)
 
 
+def test_a_cache_in_a_store_is_refused_before_text_is_ingested(tmp_path: Path) -> None:
+    """It would be a folder "s3:" of the current one, and no other machine would find it."""
+    text = tmp_path / "a.txt"
+    text.write_text("abc")
+    words = ("--data", text, "--tokenizer", "bytes", "--cache-dir", "s3://bucket/cache")
+    assert refusal(*words).startswith("--cache-dir: is 's3://bucket/cache', but is written on")
+
+
 def test_checking_all_tokens_needs_something_to_check_them_against(
     write_tokens: WriteTokens,
 ) -> None:

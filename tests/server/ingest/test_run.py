@@ -350,6 +350,7 @@ def test_a_file_that_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path
         (("--shuffle-buffer", "0"), "--shuffle-buffer: "),
         (("--shard-tokens", "0"), "--shard-tokens: "),
         (("--workers", "0"), "--workers: "),
+        (("--out", "s3://bucket/x"), "--out: is 's3://bucket/x', but is written on this machine"),
         (("--seed", "-1"), "--seed: "),
         (("--append-token", "<|nope|>"), "--append-token: '<|nope|>' is not a token of bytes"),
         (("--prompt-column", "q"), "--response-column: is missing"),
@@ -365,6 +366,7 @@ def test_a_file_that_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path
     ],
 )
 def test_an_invalid_option_is_named(tmp_path: Path, options: tuple[str, ...], problem: str) -> None:
+    """Before hours of work: an --out in a store was a folder "s3:" of the current one."""
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "abc"}])
 
     done = ingest(path, "--out", tmp_path / "out", "--tokenizer", "bytes", *options)

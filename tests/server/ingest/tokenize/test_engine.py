@@ -14,12 +14,13 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tests.server.ingest.corpus import END, documents, tree, write_jsonl, write_parquet
-from tests.server.ingest.erring import install
+from tests.server.ingest.erring import Erring, install
 from tests.server.ingest.running import ingest, ingested
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 from tokenfeed.server.ingest import run
 from tokenfeed.server.ingest.job import Job
 from tokenfeed.server.ingest.tokenize import encoding, engine
+from tokenfeed.server.ingest.tokenize import tokenizer as tokenizer_module
 from tokenfeed.server.ingest.tokenize.encoding import encode_unit
 from tokenfeed.server.ingest.tokenize.engine import SMALL_BYTES, choose_engine, keep_verdict
 from tokenfeed.server.ingest.tokenize.recipe import Recipe
@@ -30,7 +31,7 @@ from tokenfeed.server.ingest.tokenize.tokenizer import (
     installed,
     load_tokenizer,
 )
-from tokenfeed.server.ingest.units import Rows, SourceOffset, Strings, Unit
+from tokenfeed.server.ingest.units import Rows, SourceOffset, Strings, TextChunk, Unit
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +148,9 @@ def test_shards_are_the_same_by_both_engines(tokenizer: Path, tmp_path: Path) ->
         "fastokens 0.3.5",
     ]
     assert manifests[0]["splits"] == manifests[1]["splits"]
+    assert ["compared_tokens" in made["tokenizer"] for made in manifests] == [False, True]
+    assert manifests[1]["tokenizer"]["compared_tokens"] > 0
+    assert not any("engine_reason" in made["tokenizer"] for made in manifests)
     assert "is encoded by fastokens: its tokens are those of tokenizers" in said.stderr
 
 
@@ -232,15 +236,16 @@ def test_a_tokenizer_that_was_not_compared_is_encoded_by_tokenizers(
         (lambda text: "\u0149's" in text, "\u0149's\u0149"),
         (lambda text: "<|user|>" in text, "<|user|>"),
         (lambda text: text == "a/b\\c\u3000123", "a/b\\\\c\\u3000123"),
+        (lambda text: len(text) == 10_000 and text.isalpha(), ""),
         pytest.param(lambda text: "\U000e01ef" in text, "\U000e01ef", marks=pytest.mark.proof),
     ],
-    ids=["a code point", "an added token", "a space between words", "the last code point"],
+    ids=["code point", "added token", "space between words", "long word", "last code point"],
 )
 @pytest.mark.timeout(600)
 def test_the_probe_finds_an_engine_that_errs(
     tokenizer: Path, monkeypatch: pytest.MonkeyPatch, errs: Callable[[str], bool], place: str
 ) -> None:
-    """On one code point of all, on one added token, at one kind of space; and it is remembered."""
+    """On one code point or added token, at one kind of space, on a long word; it is remembered."""
     install(monkeypatch, errs)
 
     chosen, reason = choose_engine(read(tokenizer), "auto", SMALL_BYTES, "")
@@ -265,7 +270,8 @@ def test_an_engine_that_is_right_passes_the_whole_probe(
 
 
 def sampled_text() -> str:
-    return next(text for text in documents(20_000, seed=11) if encoding._is_sampled(text))
+    texts = (text for text in documents(20_000, seed=11) if len(text) < 2048)
+    return next(text for text in texts if any(encoding._sampled(text)))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +307,7 @@ def test_a_run_stops_where_the_sample_differs_and_does_not_go_on_from_there(
     """What it has written is in doubt, and the next run encodes by tokenizers."""
     known(tokenizer)
     texts = [*documents(700), f"{sampled_text()[:70]}"]
-    wrong = next(text for text in texts[::-1] if encoding._is_sampled(text))
+    wrong = next(text for text in texts[::-1] if any(encoding._sampled(text)))
     path = write_jsonl(tmp_path / "x.jsonl", ({"text": text} for text in texts))
     words = [path, "--tokenizer", tokenizer, "--out", tmp_path / "out"]
     first = sum(len(json.dumps({"text": text})) + 1 for text in texts[: texts.index(wrong)])
@@ -312,8 +318,8 @@ def test_a_run_stops_where_the_sample_differs_and_does_not_go_on_from_there(
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"error: {path}: the tokens of fastokens are not those of tokenizers, byte {first:,}; all "
-        "that was encoded is removed; run the same command with --tokenizer-engine tokenizers"
+        f"error: {path}: the tokens of fastokens are not those of tokenizers, byte {first:,}; run "
+        "the same command with --tokenizer-engine tokenizers; all that was encoded is removed"
     )
     assert not (tmp_path / "out" / ".ingest").exists()
     again = ingest(*words, "--tokenizer-engine", "fastokens")
@@ -338,6 +344,11 @@ def test_another_version_of_a_package_does_not_go_on_with_a_job(
         run._begin(job(version="0.21.1"), out, work)
     with pytest.raises(InvalidCorpus, match="pass --tokenizer-engine tokenizers, or remove"):
         run._begin(job(version="0.23.3", engine=FASTOKENS), out, work)
+    fast = tmp_path / "fast"
+    (fast / ".ingest").mkdir(parents=True)
+    run._begin(job(version="0.23.3", engine=FASTOKENS), str(fast), str(fast / ".ingest"))
+    with pytest.raises(InvalidCorpus, match="fastokens where the extra fast-ingest is installed, "):
+        run._begin(job(version="0.23.3"), str(fast), str(fast / ".ingest"))
 
 
 def test_a_machine_with_another_version_of_tokenizers_is_named(tokenizer: Path) -> None:
@@ -360,3 +371,71 @@ def test_a_dry_run_says_how_long_all_takes_and_writes_nothing(
     assert whole.startswith("all of it: about 0:0")
     assert whole.endswith("; nothing was written")
     assert not (tmp_path / "out").exists()
+
+
+def test_long_text_is_sampled_in_proportion_to_its_size(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A book is one text: by whole texts, 16 MB of books would pass without a comparison."""
+    file = replace(known(tokenizer), engine=FASTOKENS)
+    recipe = Recipe(file, ("text",), None, None, 0.0)
+    text = " ".join(documents(30_000, seed=5))
+    chunk = TextChunk("book.txt", text, is_first=True, is_last=True, is_val=False)
+    unit = Unit(SourceOffset(1, 0), SourceOffset(2, 0), chunk, 0)
+
+    part = encode_unit(unit, recipe)
+    assert part.problems == ()
+    assert part.tokens.size / 2048 < part.compared_tokens < part.tokens.size / 128
+
+    class Late(Erring):
+        def encode_batch_flat(self, texts: list[str], **options: Any) -> tuple[bytes, bytes]:
+            ids, ends = super().encode_batch_flat(texts, **options)
+            found = np.frombuffer(ids, "<u4").copy()
+            found[300::300] ^= 1
+            return found.tobytes(), ends
+
+    install(monkeypatch, lambda text: False)
+    monkeypatch.setattr(tokenizer_module, "load_fastokens", lambda one: Late(one, bool))
+    assert [problem.is_of_engine for problem in encode_unit(unit, recipe).problems] == [True]
+
+
+def test_little_text_is_compared_too(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the third gate would silently not exist for a small run."""
+    recipe = Recipe(replace(known(tokenizer), engine=FASTOKENS), ("text",), None, None, 0.0)
+    rows = Rows((Strings.of([b"a page", b"another"]),), 0)
+    unit = Unit(SourceOffset(0, 0), SourceOffset(1, 0), rows, 0)
+
+    part = encode_unit(unit, recipe)
+    assert part.compared_tokens == part.tokens.size > 0
+
+    install(monkeypatch, lambda text: "another" in text)
+    assert [problem.is_of_engine for problem in encode_unit(unit, recipe).problems] == [True]
+
+
+def test_a_verdict_does_not_stand_for_a_package_that_cannot_be_loaded(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines with other libraries share a home folder; and a damaged verdict is found again."""
+    file = known(tokenizer)
+    Path(engine._verdict_path(file)).write_text('{"differs": null}')
+    assert engine._kept_verdict(file) is None
+    Path(engine._verdict_path(file)).write_text("[]")
+    assert engine._kept_verdict(file) is None
+    keep_verdict(file, "")
+
+    def fails(_: Any) -> None:
+        raise ImportError("no libc")
+
+    monkeypatch.setattr(tokenizer_module, "load_fastokens", fails)
+    chosen, reason = choose_engine(read(tokenizer), "auto", SMALL_BYTES, "")
+    assert chosen.engine == "tokenizers"
+    assert reason.endswith("no libc")
+
+
+def test_a_dry_run_without_text_says_so(tmp_path: Path) -> None:
+    """It said how long nothing takes."""
+    path = tmp_path / "x.jsonl"
+    path.write_text("")
+    said = ingest(path, "--tokenizer", "bytes", "--out", tmp_path / "out", "--dry-run")
+    assert said.returncode == 1
+    assert said.stderr.splitlines()[-1].startswith(f"error: {path}: has no text to encode")
