@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
         found = wanted[-1]
-        etag = f"W/{found.etag}" if store.weak or fault == "weak" else found.etag
+        etag = f"W/{found.etag}" if store.weak else found.etag
         since = headers.get("if-unmodified-since")
         is_older = since and found.written > email.utils.parsedate_to_datetime(since).timestamp()
         if headers.get("if-match", etag) != etag or is_older:
@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         content, status = found.content, 200
         answer = {
-            "ETag": '"another"' if fault == "other etag" else etag,
+            "ETag": {"other etag": '"another"', "weak": f"W/{found.etag}"}.get(fault, etag),
             "Last-Modified": email.utils.formatdate(found.written, usegmt=True),
         }
         if not found.has_etag:

@@ -126,6 +126,8 @@ class Bucket:
                 raise Away(errno.EIO, f"came with {len(found)} of {end - first} bytes")
             return found, now
         # Not every store obeys the conditions.
+        if pin.e_tag and not now.e_tag:  # by a proxy, on the way: it shows nothing
+            raise Away(errno.EIO, "came without a strong ETag, which it had when it was opened")
         if now.size_bytes != pin.size_bytes or now.e_tag != pin.e_tag:
             raise Changed(errno.ESTALE, "has been replaced")
         if not (pin.e_tag or pin.version) and now.modified != pin.modified:
@@ -173,6 +175,8 @@ class Bucket:
     ) -> tuple[Any, Mapping[str, Any]]:
         import obstore
 
+        require_own_process(self.url.bucket)
+
         def answer(store: Any) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
             result = obstore.get(store, key, options=cast("obstore.GetOptions", options))
             return result.bytes(), result.meta, result.attributes
@@ -197,7 +201,6 @@ class Bucket:
 
         Raises: FileNotFoundError, Changed, Denied, Away.
         """
-        require_own_process(self.url.bucket)
         renewed = self._renewed
         try:
             with _known_errors(self.url):
@@ -221,6 +224,7 @@ class Bucket:
 
     @contextmanager
     def _counted(self, reason: str) -> Iterator[None]:
+        require_own_process(self.url.bucket)
         try:
             yield
         finally:
@@ -313,8 +317,7 @@ _is_fork_of_user = False
 def bucket_of(url: Url) -> Bucket:
     """Return the bucket of a URL, which this process opens once.
 
-    Raises: InvalidCorpus if it cannot be opened; InvalidRequest in a fork of a process that has
-    used one.
+    Raises: InvalidCorpus if it cannot be opened, and in a fork of a process that has used one.
     """
     require_own_process(url.bucket)
     if not url.place:
