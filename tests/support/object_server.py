@@ -54,12 +54,13 @@ class StoredObject:
 
 @dataclass
 class Asked:
-    """A request.  headers: by their names in lower case."""
+    """A request.  headers: by their names in lower case.  prefix: of a list."""
 
     method: str
     key: str
     headers: dict[str, str]
     version: str
+    prefix: str = ""
 
 
 @dataclass
@@ -117,6 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         key, query = unquote(url.path).lstrip("/"), parse_qs(url.query)
         headers = {name.lower(): value for name, value in self.headers.items()}
         asked = Asked(self.command, key, headers, query.get("versionId", [""])[0])
+        asked.prefix = query.get("prefix", [""])[0]
         store.requests.append(asked)
         owner = re.search(r"Credential=(\w+)/", headers.get("authorization", ""))
         if store.accepted_keys and (owner is None or owner[1] not in store.accepted_keys):

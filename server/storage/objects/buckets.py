@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -31,6 +32,8 @@ _RETRIES = 2
 RETRY_SECONDS = 5.0
 """Retries of obstore, with pauses of 0.1 s and more, at random. Its own default, 10 in 3 minutes,
 would hide a store that is away from clients, which can go to another server."""
+_RENEW_SECONDS = 30.0
+"""Between two readings of credentials: each gives up the connections of all threads."""
 _DENIED = ("403 Forbidden", "401 Unauth", "ExpiredToken", "TokenRefreshRequired", "InvalidToken")
 """In errors without a type of their own: those of lists, and of S3 with status 400 for credentials
 that are not valid any more."""
@@ -106,7 +109,7 @@ class Bucket:
         self.url = url
         self._given = store
         self._lock = threading.Lock()
-        self._renewed = 0
+        self._renewed, self._renewed_at = 0, -_RENEW_SECONDS
         self._store = store or _open(url)
 
     def get(self, key: str, first: int, end: int, pin: Pin | None, reason: str) -> tuple[Any, Pin]:
@@ -158,17 +161,37 @@ class Bucket:
         objects = [(each["path"], Pin.of(each)) for each in found["objects"]]
         return objects, [each.rstrip("/") for each in found["common_prefixes"]]
 
-    def below(self, key: str) -> list[str]:
-        """Return the keys of all objects below a folder.  Raises: Denied, Away."""
+    def below(self, key: str, pages_max: int | None = None) -> list[tuple[str, Pin]] | None:
+        """Return the keys of all objects below a folder, with what is known of them.
+
+        pages_max: how many lists of 1000 names it may take; None if it takes more.
+        Raises: Denied, Away.
+        """
         import obstore
 
-        def keys(store: Any) -> list[str]:
+        def listed(store: Any) -> list[tuple[str, Pin]] | None:
             chunks: Iterator[Sequence[Mapping[str, Any]]]
             chunks = iter(obstore.list(store, f"{key}/" if key else None, chunk_size=1000))
-            return [each["path"] for chunk in chunks for each in chunk]
+            found: list[tuple[str, Pin]] = []
+            for number, chunk in enumerate(chunks):
+                if pages_max is not None and number >= pages_max:
+                    return None
+                if number:
+                    REQUESTS.add(INDEX, 0)
+                found += [(each["path"], Pin.of(each)) for each in chunk]
+            return found
 
         with self._counted(INDEX):
-            return self._renewing(keys)
+            return self._renewing(listed)
+
+    def has_below(self, key: str) -> bool:
+        """Return whether there is an object below a folder.  Raises: Denied, Away."""
+        import obstore
+
+        with self._counted(INDEX):
+            return self._renewing(
+                lambda store: any(map(len, obstore.list(store, f"{key}/", chunk_size=1)))
+            )
 
     def _answered(
         self, key: str, options: Mapping[str, Any], reason: str, is_pinned: bool
@@ -211,9 +234,13 @@ class Bucket:
             return ask(self._store)
 
     def _renew(self, renewed: int) -> None:
-        """Read the credentials again, unless another thread has since.  Raises: Denied."""
+        """Read the credentials again, unless another thread has since, or it was a moment ago: one
+        object may be denied for good.  Raises: Denied.
+        """
         with self._lock:
-            if self._given is None and self._renewed == renewed:
+            is_due = time.monotonic() - self._renewed_at >= _RENEW_SECONDS
+            if self._given is None and self._renewed == renewed and is_due:
+                self._renewed_at = time.monotonic()
                 try:
                     self._store = _open(self.url)
                 except InvalidCorpus as error:

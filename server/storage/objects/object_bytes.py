@@ -435,6 +435,7 @@ class ObjectBytes:
             return False
         fetch.users += 1
         self._held[place] = fetch, users + 1, time.monotonic()
+        self._held.move_to_end(place)  # they are in the order of their times
         return True
 
     def _held_less(self, place: _Place) -> None:

@@ -20,10 +20,11 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.door import StorageOptions, door_of
 from tokenfeed.server.storage.formats import FormatOptions, read_layout
-from tokenfeed.server.storage.objects import object_bytes
+from tokenfeed.server.storage.objects import buckets, object_bytes
 from tokenfeed.server.storage.objects.counts import REQUESTS
 from tokenfeed.server.storage.objects.fetcher import Fetcher
 from tokenfeed.server.storage.objects.listing import LISTING
+from tokenfeed.server.storage.objects.urls import Url
 from tokenfeed.server.storage.store import TokenStore, open_store
 
 T = 64
@@ -319,6 +320,7 @@ def test_credentials_are_read_again_once(
     """Those of a session expire within hours, and a run lasts for weeks."""
     spans = rows(np.random.default_rng(7), 4)
     monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", ())
+    monkeypatch.setattr(buckets, "_RENEW_SECONDS", 0.0)
     store.accepted_keys = {"second"}
     with pytest.raises(Unreadable):
         gather_block(opened, spans)
@@ -328,6 +330,20 @@ def test_credentials_are_read_again_once(
         gather_block(opened, spans)
     os.environ["AWS_ACCESS_KEY_ID"] = "second"
     require_right(gather_block(opened, spans).tokens, spans)
+
+
+def test_one_denied_object_leaves_the_connections_of_all(
+    opened: TokenStore, store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reading of credentials makes new ones: for 128 threads, at each GET of it."""
+    monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", ())
+    bucket = buckets.bucket_of(Url.parse(URLS[0]))
+    store.always_fault = "403"
+    before = bucket._renewed
+    for _ in range(5):
+        with pytest.raises(Unreadable):
+            gather_block(opened, rows(np.random.default_rng(12), 4))
+    assert bucket._renewed == before + 1
 
 
 def test_a_profile_that_nothing_reads_is_an_error(
@@ -377,6 +393,29 @@ def test_nothing_is_fetched_ahead_without_room(
     opened.advise(spans[:3])
     assert files._held_bytes <= 2 * 3 * 2 * (T + 1)
     require_right(gather_block(opened, spans).tokens, spans)
+
+
+def test_what_one_stream_wants_again_and_again_leaves_room(
+    opened: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation rows are advised in each round; behind them, streams leave what nobody gathers."""
+    monkeypatch.setattr(object_bytes, "MERGED_GAP_BYTES", 0)
+    monkeypatch.setattr(object_bytes, "HELD_BYTES_MAX", 3 * 2 * (T + 1))
+    monkeypatch.setattr(object_bytes, "_LEFT_SECONDS", 0.2)
+    again, left, ahead = (
+        rows(np.random.default_rng(11), 3)[:1],
+        *(
+            Spans.of_windows(T + 1, np.zeros(2, dtype=np.int64), np.array(firsts))
+            for firsts in ([1000, 2000], [3000, 4000])
+        ),
+    )
+    opened.advise(again)
+    opened.advise(left)
+    for _ in range(3):
+        time.sleep(0.1)
+        opened.advise(again)
+    opened.advise(ahead)
+    assert eventually(lambda: opened.ready_count(ahead) == 2)
 
 
 def test_a_closed_dataset_delivers_nothing(store: ObjectServer) -> None:
