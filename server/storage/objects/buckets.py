@@ -54,6 +54,10 @@ class Away(OSError):
     """The store has not answered, or not with what was asked for."""
 
 
+class Unranged(Away):
+    """The store does not answer ranges, and will not if it is asked again."""
+
+
 class Pin(NamedTuple):
     """Which content of an object is read: every GET asks for it, and compares what comes.
 
@@ -120,7 +124,13 @@ class Bucket:
         Raises: FileNotFoundError without a pin; Changed, Denied, Away.
         """
         options = {"range": (first, end)} | (pin.conditions if pin else {})
-        found, meta = self._answered(key, options, reason, pin is not None)
+        try:
+            found, meta = self._answered(key, options, reason, pin is not None)
+        except Denied as error:
+            if pin is None or not pin.version:
+                raise
+            problem = f"{error.strerror}; a bucket that keeps versions needs s3:GetObjectVersion"
+            raise Denied(errno.EACCES, f"{problem} beside s3:GetObject") from error
         now = Pin.of(meta)
         if pin is None:
             if not now.is_certain:
@@ -278,7 +288,8 @@ def _known_errors(url: Url) -> Iterator[None]:
         if "169.254.169.254" in text or "metadata.google.internal" in text:
             problem = "there are no credentials here"
             raise Denied(errno.EACCES, f"{problem}; {credentials.cure(url.scheme)}") from error
-        raise Away(errno.EIO, _in_short(text)) from error
+        is_range = not any(word in text for word in _NOT_AS_ASKED)
+        raise (Away if is_range else Unranged)(errno.EIO, _in_short(text)) from error
 
 
 def _denied(url: Url, error: Exception) -> Denied:

@@ -20,7 +20,7 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.door import StorageOptions, door_of
 from tokenfeed.server.storage.formats import FormatOptions, read_layout
-from tokenfeed.server.storage.objects import buckets, object_bytes
+from tokenfeed.server.storage.objects import buckets, door, object_bytes
 from tokenfeed.server.storage.objects.counts import REQUESTS
 from tokenfeed.server.storage.objects.fetcher import Fetcher
 from tokenfeed.server.storage.objects.listing import LISTING
@@ -306,12 +306,34 @@ def test_an_object_without_etag_and_time_is_refused(store: ObjectServer) -> None
     ],
 )
 def test_an_object_that_cannot_be_opened_is_named(
-    store: ObjectServer, fault: str, problem: str
+    store: ObjectServer, fault: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who starts the server reads what to change."""
+    monkeypatch.setattr(door, "_OPENING_SECONDS", 0.0)
     store.always_fault = fault
     with pytest.raises(InvalidCorpus, match=rf"s3://bucket/c/a\.bin: cannot be read: .*{problem}"):
         door_of(URLS[0]).open(URLS[0])
+
+
+def test_a_store_that_is_away_is_waited_for(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may restart at the moment when a job that was preempted does."""
+    monkeypatch.setattr(door, "_PAUSE_SECONDS", 0.01)
+    store.faults.extend(["503"] * 7)
+    with door_of(URLS[0]).open(URLS[0]) as file:
+        assert file.read(0, 4) == TOKENS[0][:2].tobytes()
+    assert not store.faults
+
+
+def test_a_version_that_is_denied_names_the_permission(store: ObjectServer) -> None:
+    """Who may read an object may not read its versions; the usual policy grants only the first."""
+    store.keeps_versions = True
+    store.put("bucket/c/a.bin", TOKENS[0].tobytes())
+    with door_of(URLS[0]).open(URLS[0]) as file:
+        store.always_fault = "403"
+        with pytest.raises(InvalidCorpus, match="keeps versions needs s3:GetObjectVersion"):
+            file.read(30_000, 4)
 
 
 def test_credentials_are_read_again_once(

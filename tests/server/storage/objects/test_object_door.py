@@ -195,6 +195,12 @@ def test_a_web_server_is_read_by_names(
             parse_datasets([f"https://{web.address}/corpus/*.bin"])
         with pytest.raises(InvalidCorpus, match="No such file"):
             open_file(f"https://{web.address}/corpus/b.bin")
+        signed = f"https://{web.address}/corpus/a.bin?X-Amz-Signature=secret"
+        with pytest.raises(InvalidCorpus, match=r"a\.bin: is a signed URL") as refused:
+            open_file(signed)
+        assert "secret" not in str(refused.value)
+        web.accepted_keys = {"none"}  # 403, as some web servers say of what is not there
+        assert not exists(f"https://{web.address}/corpus/b.idx")
 
 
 def test_an_empty_object_is_named(store: ObjectServer) -> None:
