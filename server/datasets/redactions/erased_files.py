@@ -150,7 +150,7 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
             continue  # likewise
         if Overlay(store.files.read, ranges, found.fill, store.stored).is_erased(file):
             has_not = "no list was given"
-            cure = f"pass the list with {REDACTIONS} NAME=PATH"
+            cure = f"pass its list with {REDACTIONS}"
             if path:
                 has_not = f"{path}, the list of this dataset, does not"
                 cure = f"restore this list, pass another one with {REDACTIONS}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import ssl
@@ -201,6 +202,20 @@ def test_a_web_server_is_read_by_names(
         assert "secret" not in str(refused.value)
         web.accepted_keys = {"none"}  # 403, as some web servers say of what is not there
         assert not exists(f"https://{web.address}/corpus/b.idx")
+
+
+def test_erased_tokens_in_a_store_name_the_option_of_their_list(store: ObjectServer) -> None:
+    """There is no list beside an object that could be restored."""
+    store.put("bucket/c/a.bin", bytes(1000))
+    record = {"name": "a.bin", "fill": 0, "ranges": [[5, 9]]}
+    store.put("bucket/c/.tokenfeed-erased.jsonl", json.dumps(record).encode() + b"\n")
+    told = r"says, and no list was given\..* pass its list with .redactions"
+    target = "s3://bucket/c/a.bin?dtype=uint16"
+    with (
+        pytest.raises(InvalidCorpus, match=told),
+        NumpyBatches(target, 2, 8, rank=0, world_size=1) as feed,
+    ):
+        next(feed)
 
 
 def test_an_empty_object_is_named(store: ObjectServer) -> None:
