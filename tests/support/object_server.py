@@ -54,12 +54,13 @@ class StoredObject:
 
 @dataclass
 class Asked:
-    """A request.  headers: by their names in lower case."""
+    """A request.  headers: by their names in lower case.  prefix: of a list."""
 
     method: str
     key: str
     headers: dict[str, str]
     version: str
+    prefix: str = ""
 
 
 @dataclass
@@ -117,6 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         key, query = unquote(url.path).lstrip("/"), parse_qs(url.query)
         headers = {name.lower(): value for name, value in self.headers.items()}
         asked = Asked(self.command, key, headers, query.get("versionId", [""])[0])
+        asked.prefix = query.get("prefix", [""])[0]
         store.requests.append(asked)
         owner = re.search(r"Credential=(\w+)/", headers.get("authorization", ""))
         if store.accepted_keys and (owner is None or owner[1] not in store.accepted_keys):
@@ -168,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
         found = wanted[-1]
-        etag = f"W/{found.etag}" if store.weak or fault == "weak" else found.etag
+        etag = f"W/{found.etag}" if store.weak else found.etag
         since = headers.get("if-unmodified-since")
         is_older = since and found.written > email.utils.parsedate_to_datetime(since).timestamp()
         if headers.get("if-match", etag) != etag or is_older:
@@ -176,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         content, status = found.content, 200
         answer = {
-            "ETag": '"another"' if fault == "other etag" else etag,
+            "ETag": {"other etag": '"another"', "weak": f"W/{found.etag}"}.get(fault, etag),
             "Last-Modified": email.utils.formatdate(found.written, usegmt=True),
         }
         if not found.has_etag:

@@ -149,11 +149,15 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
         if found.fill > np.iinfo(store.stored).max:
             continue  # likewise
         if Overlay(store.files.read, ranges, found.fill, store.stored).is_erased(file):
+            has_not = "no list was given"
+            cure = f"pass its list with {REDACTIONS}"
+            if path:
+                has_not = f"{path}, the list of this dataset, does not"
+                cure = f"restore this list, pass another one with {REDACTIONS}"
             raise InvalidCorpus(
                 store.shards[file].path,
-                f"has erased tokens, as {place} says, and {path}, the list of this dataset, "
-                "does not. If tokenfeed redact runs now, wait for it. Else restore this list, pass "
-                f"another one with {REDACTIONS}, open all files of the dataset that was erased, or "
+                f"has erased tokens, as {place} says, and {has_not}. If tokenfeed redact runs now, "
+                f"wait for it. Else {cure}, open all files of the dataset that was erased, or "
                 "restore the file",
                 REDACTIONS,
             )

@@ -29,9 +29,9 @@ class WorkerThreads:
         self._close = weakref.finalize(self, _end, self._work, thread_count)
         self._close.atexit = False
 
-    def submit(self, work: Work) -> None:
-        """Have a thread call work, which raises nothing. It is not called once this is closed, nor
-        if no thread can be started.
+    def submit(self, work: Work) -> bool:
+        """Have a thread call work, which raises nothing; return whether one will. None does once
+        this is closed, nor if none can be started.
         """
         with suppress(queue.Empty):
             self._unstarted.get_nowait()
@@ -39,8 +39,10 @@ class WorkerThreads:
                 _thread.start_new_thread(_do, (self._work,))
             except RuntimeError:  # there are too many threads
                 self._unstarted.put(None)
-        if self._close.alive and self._unstarted.qsize() < self._thread_count:
+        is_taken = self._close.alive and self._unstarted.qsize() < self._thread_count
+        if is_taken:
             self._work.put(work)
+        return is_taken
 
     def close(self) -> None:
         """End all threads. Work that no thread has begun is left out."""

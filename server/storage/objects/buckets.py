@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -31,6 +32,8 @@ _RETRIES = 2
 RETRY_SECONDS = 5.0
 """Retries of obstore, with pauses of 0.1 s and more, at random. Its own default, 10 in 3 minutes,
 would hide a store that is away from clients, which can go to another server."""
+_RENEW_SECONDS = 30.0
+"""Between two readings of credentials: each gives up the connections of all threads."""
 _DENIED = ("403 Forbidden", "401 Unauth", "ExpiredToken", "TokenRefreshRequired", "InvalidToken")
 """In errors without a type of their own: those of lists, and of S3 with status 400 for credentials
 that are not valid any more."""
@@ -49,6 +52,10 @@ class Denied(OSError):
 
 class Away(OSError):
     """The store has not answered, or not with what was asked for."""
+
+
+class Unranged(Away):
+    """The store does not answer ranges, and will not if it is asked again."""
 
 
 class Pin(NamedTuple):
@@ -106,7 +113,7 @@ class Bucket:
         self.url = url
         self._given = store
         self._lock = threading.Lock()
-        self._renewed = 0
+        self._renewed, self._renewed_at = 0, -_RENEW_SECONDS
         self._store = store or _open(url)
 
     def get(self, key: str, first: int, end: int, pin: Pin | None, reason: str) -> tuple[Any, Pin]:
@@ -117,7 +124,13 @@ class Bucket:
         Raises: FileNotFoundError without a pin; Changed, Denied, Away.
         """
         options = {"range": (first, end)} | (pin.conditions if pin else {})
-        found, meta = self._answered(key, options, reason, pin is not None)
+        try:
+            found, meta = self._answered(key, options, reason, pin is not None)
+        except Denied as error:
+            if pin is None or not pin.version:
+                raise
+            problem = f"{error.strerror}; a bucket that keeps versions needs s3:GetObjectVersion"
+            raise Denied(errno.EACCES, f"{problem} beside s3:GetObject") from error
         now = Pin.of(meta)
         if pin is None:
             if not now.is_certain:
@@ -126,6 +139,8 @@ class Bucket:
                 raise Away(errno.EIO, f"came with {len(found)} of {end - first} bytes")
             return found, now
         # Not every store obeys the conditions.
+        if pin.e_tag and not now.e_tag:  # by a proxy, on the way: it shows nothing
+            raise Away(errno.EIO, "came without a strong ETag, which it had when it was opened")
         if now.size_bytes != pin.size_bytes or now.e_tag != pin.e_tag:
             raise Changed(errno.ESTALE, "has been replaced")
         if not (pin.e_tag or pin.version) and now.modified != pin.modified:
@@ -156,22 +171,44 @@ class Bucket:
         objects = [(each["path"], Pin.of(each)) for each in found["objects"]]
         return objects, [each.rstrip("/") for each in found["common_prefixes"]]
 
-    def below(self, key: str) -> list[str]:
-        """Return the keys of all objects below a folder.  Raises: Denied, Away."""
+    def below(self, key: str, pages_max: int | None = None) -> list[tuple[str, Pin]] | None:
+        """Return the keys of all objects below a folder, with what is known of them.
+
+        pages_max: how many lists of 1000 names it may take; None if it takes more.
+        Raises: Denied, Away.
+        """
         import obstore
 
-        def keys(store: Any) -> list[str]:
+        def listed(store: Any) -> list[tuple[str, Pin]] | None:
             chunks: Iterator[Sequence[Mapping[str, Any]]]
             chunks = iter(obstore.list(store, f"{key}/" if key else None, chunk_size=1000))
-            return [each["path"] for chunk in chunks for each in chunk]
+            found: list[tuple[str, Pin]] = []
+            for number, chunk in enumerate(chunks):
+                if pages_max is not None and number >= pages_max:
+                    return None
+                if number:
+                    REQUESTS.add(INDEX, 0)
+                found += [(each["path"], Pin.of(each)) for each in chunk]
+            return found
 
         with self._counted(INDEX):
-            return self._renewing(keys)
+            return self._renewing(listed)
+
+    def has_below(self, key: str) -> bool:
+        """Return whether there is an object below a folder.  Raises: Denied, Away."""
+        import obstore
+
+        with self._counted(INDEX):
+            return self._renewing(
+                lambda store: any(map(len, obstore.list(store, f"{key}/", chunk_size=1)))
+            )
 
     def _answered(
         self, key: str, options: Mapping[str, Any], reason: str, is_pinned: bool
     ) -> tuple[Any, Mapping[str, Any]]:
         import obstore
+
+        require_own_process(self.url.bucket)
 
         def answer(store: Any) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
             result = obstore.get(store, key, options=cast("obstore.GetOptions", options))
@@ -197,7 +234,6 @@ class Bucket:
 
         Raises: FileNotFoundError, Changed, Denied, Away.
         """
-        require_own_process(self.url.bucket)
         renewed = self._renewed
         try:
             with _known_errors(self.url):
@@ -208,9 +244,13 @@ class Bucket:
             return ask(self._store)
 
     def _renew(self, renewed: int) -> None:
-        """Read the credentials again, unless another thread has since.  Raises: Denied."""
+        """Read the credentials again, unless another thread has since, or it was a moment ago: one
+        object may be denied for good.  Raises: Denied.
+        """
         with self._lock:
-            if self._given is None and self._renewed == renewed:
+            is_due = time.monotonic() - self._renewed_at >= _RENEW_SECONDS
+            if self._given is None and self._renewed == renewed and is_due:
+                self._renewed_at = time.monotonic()
                 try:
                     self._store = _open(self.url)
                 except InvalidCorpus as error:
@@ -221,6 +261,7 @@ class Bucket:
 
     @contextmanager
     def _counted(self, reason: str) -> Iterator[None]:
+        require_own_process(self.url.bucket)
         try:
             yield
         finally:
@@ -247,7 +288,8 @@ def _known_errors(url: Url) -> Iterator[None]:
         if "169.254.169.254" in text or "metadata.google.internal" in text:
             problem = "there are no credentials here"
             raise Denied(errno.EACCES, f"{problem}; {credentials.cure(url.scheme)}") from error
-        raise Away(errno.EIO, _in_short(text)) from error
+        is_range = not any(word in text for word in _NOT_AS_ASKED)
+        raise (Away if is_range else Unranged)(errno.EIO, _in_short(text)) from error
 
 
 def _denied(url: Url, error: Exception) -> Denied:
@@ -313,8 +355,7 @@ _is_fork_of_user = False
 def bucket_of(url: Url) -> Bucket:
     """Return the bucket of a URL, which this process opens once.
 
-    Raises: InvalidCorpus if it cannot be opened; InvalidRequest in a fork of a process that has
-    used one.
+    Raises: InvalidCorpus if it cannot be opened, and in a fork of a process that has used one.
     """
     require_own_process(url.bucket)
     if not url.place:

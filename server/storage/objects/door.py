@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from tokenfeed.errors import InvalidCorpus
 
+from ...runtime.exceptions import log_safe_name
 from ...runtime.threads.parallel import map_in_threads
 from ..bytes import Bytes
 from ..door import Entry, ReadLayout, StorageOptions, in_cache, unreadable
 from ..open_file import HEAD_BYTES, OpenFile
 from ..option_names import READ
-from .buckets import Bucket, Pin, bucket_of
+from .buckets import Away, Bucket, Pin, Unranged, bucket_of
 from .counts import INDEX
 from .listing import LISTING
 from .object_bytes import ObjectBytes, ObjectShard
@@ -24,6 +30,14 @@ _OPENERS = 32
 """Objects that are opened at once: each is a round trip."""
 _AHEAD_BYTES = 8 << 20
 """Of an index that is read in order, a GET: its parts of a MiB would each wait for a round trip."""
+
+
+_OPENING_SECONDS = 30.0
+"""A store that is away is asked again for this long: it may restart while a job does."""
+_PAUSE_SECONDS = 0.2
+_SIGNED = re.compile(r"[?&](X-Amz-|X-Goog-|sig=)", re.IGNORECASE)
+_LOG = logging.getLogger("tokenfeed.server")
+_Answer = TypeVar("_Answer")
 
 
 class ObjectFile(OpenFile):
@@ -65,10 +79,8 @@ class ObjectFile(OpenFile):
             goes_on = self._kept_first < first_byte <= kept_end
             end_ahead = max(end, first_byte + (_AHEAD_BYTES if goes_on else HEAD_BYTES))
             end_ahead = min(end_ahead, self.size_bytes)
-            try:
-                found_bytes, _ = self.bucket.get(self.key, first_byte, end_ahead, self.pin, INDEX)
-            except OSError as error:
-                raise unreadable(self.path, error) from error
+            asked = first_byte, end_ahead, self.pin, INDEX
+            found_bytes, _ = _patient(self.path, lambda: self.bucket.get(self.key, *asked))
             self._kept, self._kept_first = memoryview(found_bytes), first_byte
         at = first_byte - self._kept_first
         return bytes(self._kept[at : at + size_bytes])
@@ -79,8 +91,7 @@ class ObjectDoor:
 
     def exists(self, path: str) -> bool:
         """Return whether there is an object or a folder of this name.  Raises: InvalidCorpus."""
-        with _named(path):
-            return LISTING.look(Url.parse(path)) is not False
+        return _patient(path, lambda: LISTING.look(Url.parse(path))) is not False
 
     def entry(self, path: str) -> Entry | None:
         """Return what a path names; None if that is nothing.  Raises: InvalidCorpus."""
@@ -92,8 +103,7 @@ class ObjectDoor:
 
     def entries(self, folder: str, suffixes: tuple[str, ...] = ("",)) -> list[Entry]:
         """Return what is in a folder, in no order.  Raises: InvalidCorpus."""
-        with _named(folder):
-            found = LISTING.folder(Url.parse(folder))
+        found = _patient(folder, lambda: LISTING.folder(Url.parse(folder)))
         if found is None:
             problem = "has no list of names, or it is not allowed to see it; name each file"
             raise InvalidCorpus(folder, problem)
@@ -110,8 +120,8 @@ class ObjectDoor:
         Raises: InvalidCorpus.
         """
         url = Url.parse(pattern)
-        with _named(pattern):
-            return [f"{url.bucket}/{key}" for key in LISTING.matches(url, recursive=recursive)]
+        keys = _patient(pattern, lambda: LISTING.matches(url, recursive=recursive))
+        return [f"{url.bucket}/{key}" for key in keys]
 
     def is_link(self, path: str) -> bool:
         """Return False: there are no links."""
@@ -124,12 +134,11 @@ class ObjectDoor:
     def open(self, path: str) -> ObjectFile:
         """Open an object, for a with block.  Raises: InvalidCorpus."""
         url = Url.parse(path)
-        with _named(path):
-            bucket = bucket_of(url)
-            if not url.key:
-                raise IsADirectoryError(errno.EISDIR, "is a bucket, not an object in it")
-            head, pin = _head(bucket, url.key)
-            return ObjectFile(path, bucket, url.key, head, pin)
+        bucket = bucket_of(url)
+        if not url.key:
+            raise InvalidCorpus(path, "cannot be read: is a bucket, not an object in it")
+        head, pin = _patient(path, lambda: _head(bucket, url.key))
+        return ObjectFile(path, bucket, url.key, head, pin)
 
     def erased(self, path: str) -> bytes:
         """Return b"": what is erased is written to another object."""
@@ -186,6 +195,30 @@ def _head(bucket: Bucket, key: str) -> tuple[bytes, Pin]:
             raise
         return b"", empty
     return bytes(found), pin
+
+
+def _patient(path: str, ask: Callable[[], _Answer]) -> _Answer:
+    """Return what ask returns, which is asked again while the store of a path is away.
+
+    Raises: InvalidCorpus, which names the path.
+    """
+    if path.startswith("https:") and _SIGNED.search(path):
+        problem = 'is a signed URL, whose "?" would be taken for a pattern or an option'
+        cure = "read the object by its store (s3://, gs://, az://), or make it public"
+        raise InvalidCorpus(path.partition("?")[0], f"{problem}; {cure}")
+    ends, pause = time.monotonic() + _OPENING_SECONDS, _PAUSE_SECONDS
+    while True:
+        with _named(path):
+            try:
+                return ask()
+            except Away as error:
+                if isinstance(error, Unranged) or time.monotonic() + pause > ends:
+                    raise
+                _LOG.warning(
+                    "store away, retrying path=%s reason=%s", log_safe_name(path), error.strerror
+                )
+        time.sleep(pause * random.uniform(1, 2))
+        pause = min(2 * pause, 5.0)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ thousands of rows ahead does not hold up one that needs a row now.
 
 from __future__ import annotations
 
+import errno
 import heapq
 import itertools
 import os
@@ -16,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ...runtime.threads.worker_threads import WorkerThreads
-from .buckets import require_own_process
 
 IN_FLIGHT_MAX = 128
 """GETs at once. 4 KiB from S3 take 24 ms: 5,000 a second, of 5,500 that a prefix gives."""
@@ -66,6 +66,11 @@ class Fetch:
         """Wait for its end, at most this long; return whether it has ended."""
         return self._done.wait(seconds)
 
+    def fail(self, error: Exception) -> None:
+        """End it without doing it.  error: what who waits is told."""
+        self._get, self.error = None, error
+        self._done.set()
+
     def run(self) -> None:
         """Do it."""
         get, self._get = self._get, None
@@ -94,9 +99,8 @@ class Fetcher:
     def submit(self, fetches: list[Fetch], due_seconds: float, stream: int) -> None:
         """Do fetches.  due_seconds: when they are needed, from now on.  stream: whose they are.
 
-        Raises: InvalidCorpus in a fork of a process that has used an object store.
+        If no thread can be started they fail, so that a gather which waits does them itself.
         """
-        require_own_process("target")
         due = time.monotonic() + due_seconds
         with self._lock:
             queue = self._waiting.setdefault(stream, [])
@@ -105,8 +109,13 @@ class Fetcher:
                 heapq.heappush(queue, (due, next(self._order), fetch))
             free = min(len(fetches), self._in_flight_max - self._running)
             self._running += max(0, free)
-        for _ in range(free):
-            self._threads.submit(self._work)
+        refused = sum(not self._threads.submit(self._work) for _ in range(free))
+        if refused:
+            with self._lock:
+                self._running -= refused
+                left = [] if self._running else self._all_waiting()
+            for fetch in left:
+                fetch.fail(OSError(errno.EAGAIN, "no thread can be started to fetch it"))
 
     def hurry(self, fetches: list[Fetch]) -> None:
         """Do fetches before others of their stream, which are needed later."""
@@ -133,6 +142,12 @@ class Fetcher:
                 fetch.is_begun = True
                 self._in_flight[fetch.stream] = self._in_flight.get(fetch.stream, 0) + 1
             fetch.run()
+
+    def _all_waiting(self) -> list[Fetch]:
+        """Take all fetches that wait out of their queues."""
+        queues, self._waiting = self._waiting, {}
+        found = {fetch: None for queue in queues.values() for _, _, fetch in queue}
+        return [fetch for fetch in found if not fetch.is_begun]
 
     def _end(self, stream: int) -> None:
         self._in_flight[stream] -= 1

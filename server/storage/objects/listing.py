@@ -14,7 +14,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, cast
 
 from .buckets import Bucket, Denied, Pin, bucket_of
 from .urls import Url
@@ -22,7 +23,12 @@ from .urls import Url
 _KEPT_SECONDS = 10.0
 """A folder is listed again after this long: long enough to open a dataset, and short enough for
 who uploads what was missing and tries again."""
-_FOLDERS_MAX = 256
+_LOOKS_MAX = 16
+"""Looks at a folder, one by one, before it is listed: it may have millions of other names."""
+_PAGES_MAX = 200
+"""Lists of 1000 names of a folder for looks; one with more is looked at one by one."""
+_NAMES_MAX = 1 << 20
+"""Names that are kept: 500 MB."""
 
 
 class Folder(NamedTuple):
@@ -32,14 +38,41 @@ class Folder(NamedTuple):
     folders: frozenset[str]
 
 
+class _Known:
+    """What is known of a folder.
+
+    lock: lets one thread list it.  until: when found is to be listed again, by time.monotonic.
+    found: None if names are not told.  looks: one by one so far.  is_long: whether it has too many
+    names for looks.
+    """
+
+    __slots__ = ("found", "is_long", "lock", "looks", "until")
+
+    def __init__(self) -> None:
+        """Begin with nothing that was listed."""
+        self.lock = threading.Lock()
+        self.until, self.found = 0.0, cast("Folder | None", None)
+        self.looks, self.is_long = 0, False
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was listed a moment ago."""
+        return time.monotonic() < self.until
+
+    @property
+    def name_count(self) -> int:
+        """How much memory it takes: of names, and one for itself."""
+        return 1 + (len(self.found.objects) + len(self.found.folders) if self.found else 0)
+
+
 class Listing:
     """Folders that were listed a moment ago. May be used from several threads at once."""
 
     def __init__(self) -> None:
         """Begin with none."""
         self._lock = threading.Lock()
-        self._folders: OrderedDict[Url, tuple[float, Folder | None]] = OrderedDict()
-        self._objects: OrderedDict[Url, tuple[float, Pin | None]] = OrderedDict()
+        self._folders: OrderedDict[Url, _Known] = OrderedDict()
+        self._objects: OrderedDict[Url, tuple[float, Pin | bool]] = OrderedDict()
 
     def forget(self) -> None:
         """Know nothing, as in a fork."""
@@ -50,21 +83,7 @@ class Listing:
 
         Raises: OSError.
         """
-        with self._lock:
-            kept = self._folders.get(url)
-        if kept is not None and time.monotonic() - kept[0] < _KEPT_SECONDS:
-            return kept[1]
-        found: Folder | None = None
-        if url.can_list:
-            try:
-                found = _listed(bucket_of(url), url.key)
-            except Denied:
-                found = None  # a public bucket whose objects can be read has often no list
-        with self._lock:
-            self._folders[url] = time.monotonic(), found
-            while len(self._folders) > _FOLDERS_MAX:
-                self._folders.popitem(last=False)
-        return found
+        return self._listed(url, self._known(url), None) if url.can_list else None
 
     def look(self, url: Url) -> Pin | bool:
         """Return what is known of an object; if there is none: whether it is a folder.
@@ -74,25 +93,90 @@ class Listing:
         parent, _, name = url.key.rpartition("/")
         if not name:
             return url.can_list
-        around = self.folder(url._replace(key=parent))
-        if around is None:
-            return self._head(url) or False
-        return around.objects.get(name) or name in around.folders
+        if not url.can_list:
+            return self._alone(url, is_denied=True)
+        around = url._replace(key=parent)
+        known = self._known(around)
+        if not known.is_fresh:
+            with self._lock:
+                known.looks += 1
+            if known.looks <= _LOOKS_MAX or known.is_long:
+                try:
+                    return self._alone(url)
+                except Denied:  # its folder may tell
+                    if known.is_long:
+                        raise
+        found = self._listed(around, known, _PAGES_MAX)
+        if found is None:
+            return self._alone(url, is_denied=not known.is_long)
+        return found.objects.get(name) or name in found.folders
 
-    def _head(self, url: Url) -> Pin | None:
+    def _known(self, url: Url) -> _Known:
+        """Return what is known of a folder, maybe nothing yet."""
+        with self._lock:
+            found = self._folders.setdefault(url, _Known())
+            self._folders.move_to_end(url)
+            while len(self._folders) > _NAMES_MAX // 64:
+                self._folders.popitem(last=False)
+            return found
+
+    def _listed(self, url: Url, known: _Known, pages_max: int | None) -> Folder | None:
+        """Return what lies in a folder; None if names are not told, or are too many.
+
+        pages_max: None for any number.  Raises: OSError.
+        """
+        with known.lock:
+            if known.is_fresh:
+                return known.found
+            if pages_max is not None and known.is_long:
+                return None
+            found: Folder | None = None
+            try:
+                found = _folder(bucket_of(url), url.key, pages_max)
+            except Denied:
+                pass  # a public bucket whose objects can be read has often no list
+            except _TooLong:
+                known.is_long = True
+                return None
+            known.found, known.until = found, time.monotonic() + _KEPT_SECONDS
+        self._make_room()
+        return found
+
+    def _make_room(self) -> None:
+        """Let go of names that were listed long ago, and of the oldest if there are too many."""
+        with self._lock:
+            for url, each in list(self._folders.items()):
+                if each.until and not each.is_fresh:
+                    del self._folders[url]
+            count = sum(each.name_count for each in self._folders.values())
+            while count > _NAMES_MAX:
+                count -= self._folders.popitem(last=False)[1].name_count
+
+    def _alone(self, url: Url, *, is_denied: bool = False) -> Pin | bool:
+        """Look at one object.  is_denied: whether names are not told, so that none is a folder.
+
+        Raises: OSError.
+        """
         with self._lock:
             kept = self._objects.get(url)
         if kept is not None and time.monotonic() - kept[0] < _KEPT_SECONDS:
             return kept[1]
         try:
-            found = bucket_of(url).head(url.key)
+            found: Pin | bool = bucket_of(url).head(url.key) or False
         except Denied as error:
-            problem = "cannot be looked for: neither a list of its folder nor a look at it is"
-            cure = "allowed; grant both (s3:ListBucket and s3:GetObject)"
-            raise Denied(errno.EACCES, f"{problem} {cure}; {error.strerror}") from error
+            if not url.can_list:
+                found = False  # as web servers answer for what is not there
+            else:
+                problem = "cannot be looked for: neither a list of its folder nor a look at it is"
+                cure = "allowed; grant both (s3:ListBucket and s3:GetObject)"
+                raise Denied(errno.EACCES, f"{problem} {cure}; {error.strerror}") from error
+        if found is False and not is_denied:
+            with suppress(Denied):
+                found = bucket_of(url).has_below(url.key)
         with self._lock:
+            self._objects.pop(url, None)
             self._objects[url] = time.monotonic(), found
-            while len(self._objects) > 64 * _FOLDERS_MAX:
+            while len(self._objects) > _NAMES_MAX // 64:
                 self._objects.popitem(last=False)
         return found
 
@@ -103,7 +187,7 @@ class Listing:
         """
         fixed, below = _split(url.key)
         if recursive and "**" in below:
-            keys = bucket_of(url).below(fixed)
+            keys = [key for key, _ in bucket_of(url).below(fixed) or ()]
             keys += _folders_of(keys, fixed)
         else:
             keys = self._walk(url, fixed, below.split("/"))
@@ -122,9 +206,26 @@ class Listing:
         return keys if not rest else [key for each in keys for key in self._walk(url, each, rest)]
 
 
-def _listed(bucket: Bucket, key: str) -> Folder:
+class _TooLong(Exception):
+    """A folder has more names than it may."""
+
+
+def _folder(bucket: Bucket, key: str, pages_max: int | None) -> Folder:
+    """Return what lies in a folder.
+
+    pages_max: how many lists of what is below it it may take; None for any number.
+    Raises: _TooLong, Denied, Away.
+    """
     begin = f"{key}/" if key else ""
-    objects, folders = bucket.folder(key)
+    if pages_max is None:
+        objects, folders = bucket.folder(key)
+    else:
+        below = bucket.below(key, pages_max)
+        if below is None:
+            raise _TooLong
+        objects = below
+        ends = [path.find("/", len(begin)) for path, _ in below]
+        folders = [path[:end] for (path, _), end in zip(below, ends, strict=True) if end >= 0]
     # A console marks a folder by an empty object with its name.
     names = {path[len(begin) :]: pin for path, pin in objects if path.startswith(begin)}
     within = [path[len(begin) :] for path in folders if path.startswith(begin)]

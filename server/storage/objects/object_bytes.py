@@ -33,7 +33,7 @@ from ..bytes import (
     Submit,
 )
 from ..layout import Layout
-from .buckets import RETRY_SECONDS, Bucket, Changed, Pin
+from .buckets import RETRY_SECONDS, Bucket, Changed, Pin, require_own_process
 from .counts import BLOCK, ROW
 from .fetcher import Fetch, fetcher
 
@@ -51,6 +51,9 @@ ended. If it has not, it is fetched again."""
 _PAUSES_SECONDS = (0.1, 0.4)
 """Between retries of a GET, beside those of obstore. Times up to 2, at random: streams which failed
 together do not try again together."""
+CHANGED_SECONDS = 30.0
+"""Content that is gone must be gone for this long, without an answer in between: a store or a proxy
+that restarts misses objects for a moment."""
 _WAIT_SECONDS = 0.5
 """How often a thread that waits looks whether the dataset is closed."""
 _LOG_SECONDS = 30.0
@@ -118,6 +121,8 @@ class ObjectBytes:
         self._held: OrderedDict[_Place, tuple[Fetch, int, float]] = OrderedDict()
         """By extent: what has it, how many gathers want it, and since when."""
         self._held_bytes = 0
+        self._gone: dict[int, float] = {}
+        """Since when the content of a file is gone, by time.monotonic."""
         self._waits = self._advised_bytes = 0
         self._logged_at = -_LOG_SECONDS
 
@@ -140,7 +145,7 @@ class ObjectBytes:
 
     def gather(self, extents: Extents, target: ByteArray, patient: bool = True) -> None:
         """Write extents into memory, and zeros into the gaps between them."""
-        self.require_intact()
+        self._require_usable()
         places = self._places(extents)
         fetches = self._taken(places, patient)
         try:
@@ -162,12 +167,14 @@ class ObjectBytes:
 
     def advise(self, extents: Extents, due_seconds: float = 0.0) -> None:
         """Start to fetch what will be gathered soon, as far as there is room to hold it."""
+        self._require_usable()
         with self._lock:
             self._advised_bytes += extents.total_bytes
         self._fetch_ahead(self._places(extents), due_seconds)
 
     def read_ahead(self, extents: Extents) -> None:
         """Start to fetch what will be read soon."""
+        self._require_usable()
         self._fetch_ahead(self._places(extents), 0.0, BLOCK)
 
     def seem_resident(self, extents: Extents) -> bool:
@@ -176,6 +183,7 @@ class ObjectBytes:
 
     def ready_count(self, extents: Extents) -> int:
         """Return how many extents have been fetched, from the first one on."""
+        self._require_usable()
         with self._lock:
             for count, place in enumerate(self._places(extents)):
                 held = self._held.get(place)
@@ -194,16 +202,16 @@ class ObjectBytes:
         """Return token bytes of an object.  Raises: InvalidCorpus."""
         try:
             return self.read_served(shard, first_byte, size_bytes)
-        except CorpusChanged as error:
-            problem = "changed while it was being opened; start again when it is complete"
-            raise InvalidCorpus(self.shards[shard].path, problem) from error
-        except Unreadable as error:
+        except (CorpusChanged, Unreadable) as error:
+            if isinstance(error, CorpusChanged) or isinstance(error.__cause__, Changed):
+                problem = "changed while it was being opened; start again when it is complete"
+                raise InvalidCorpus(self.shards[shard].path, problem) from error
             why = getattr(error.__cause__, "strerror", None) or error.problem
             raise InvalidCorpus(self.shards[shard].path, f"cannot be read: {why}") from error
 
     def read_served(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes of an object.  Raises: CorpusChanged, Unreadable."""
-        self.require_intact()
+        self._require_usable()
         place = shard, first_byte, size_bytes
         with self._lock:
             is_held = place in self._held
@@ -268,8 +276,35 @@ class ObjectBytes:
         numbers = extents.file.tolist(), extents.first_byte.tolist(), extents.sizes.tolist()
         return list(zip(*numbers, strict=True))
 
+    def _require_usable(self) -> None:
+        """Raise CorpusChanged if the dataset has failed; InvalidCorpus in a fork, before a lock
+        that a thread of the parent may hold.
+        """
+        require_own_process(self.shards[0].path)
+        self.require_intact()
+
     def _getter(self, reason: str) -> Callable[[int, int, int], Any]:
-        return lambda file, first, end: self.shards[file].get(first, end, reason)
+        """Return what does a GET of a file, and fails the dataset if its content is gone for good.
+
+        reason: of counts.py.
+        """
+
+        def get(file: int, first_byte: int, end_byte: int) -> Any:
+            shard, began = self.shards[file], time.monotonic()
+            try:
+                found = shard.get(first_byte, end_byte, reason)
+            except Changed as error:
+                with self._lock:
+                    since = self._gone.setdefault(file, time.monotonic())
+                if began - since >= CHANGED_SECONDS:
+                    self.mark_failed(f"{log_safe_name(shard.path)}: {error.strerror}")
+                raise
+            if file in self._gone:
+                with self._lock:
+                    self._gone.pop(file, None)
+            return found
+
+        return get
 
     def _fetch_ahead(self, places: list[_Place], due_seconds: float, reason: str = ROW) -> None:
         with self._lock:
@@ -327,15 +362,10 @@ class ObjectBytes:
         began = time.monotonic()
         while not fetch.wait(_WAIT_SECONDS):
             self.require_intact()
-        was_changed = False
         for pause_seconds in _PAUSES_SECONDS if patient else ():
             if fetch.error is None:
                 break
             self._log_failure(fetch)
-            # Looked at twice: a store that restarts may miss an object for a moment.
-            if was_changed and isinstance(fetch.error, Changed):
-                break
-            was_changed = isinstance(fetch.error, Changed)
             if time.monotonic() - began > RETRY_SECONDS:
                 break
             time.sleep(pause_seconds * random.uniform(1, 2))
@@ -347,10 +377,7 @@ class ObjectBytes:
             return fetch
         if not isinstance(fetch.error, OSError):
             raise fetch.error
-        path = log_safe_name(self.shards[fetch.file].path)
-        if isinstance(fetch.error, Changed) and patient:
-            self.mark_failed(f"{path}: {fetch.error.strerror}, found by a GET")
-            self.require_intact()
+        self.require_intact()
         self._log_failure(fetch)
         problem = "has an object that cannot be read at the moment"
         cure = "retry on this or another server; the log of this server says why"
@@ -408,6 +435,7 @@ class ObjectBytes:
             return False
         fetch.users += 1
         self._held[place] = fetch, users + 1, time.monotonic()
+        self._held.move_to_end(place)  # they are in the order of their times
         return True
 
     def _held_less(self, place: _Place) -> None:

@@ -19,6 +19,7 @@ from tests.support.seaweed import BUCKET, Seaweed, seaweed
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.server import inspect, verify
 from tokenfeed.server.storage.documents import starts_builder
+from tokenfeed.server.storage.objects import object_bytes
 
 ORDERS = ["sequential", "shuffled", "random", "packed", "padded"]
 BATCHES = 40
@@ -167,9 +168,14 @@ def test_a_large_corpus_is_not_downloaded_for_its_documents(
 
 
 def test_a_replaced_object_is_data_loss(
-    weed: Seaweed, serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    weed: Seaweed,
+    serve: Serve,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a real store too: its rows would be those of another corpus."""
+    monkeypatch.setattr(object_bytes, "CHANGED_SECONDS", 0.5)
     folder = tmp_path / "changing"
     folder.mkdir()
     np.arange(60_000, dtype="<u2").repeat(20).tofile(folder / "a.bin")

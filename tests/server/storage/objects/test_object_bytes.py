@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -11,13 +15,16 @@ import pytest
 
 from tests.support.gathering import gather_block
 from tests.support.object_server import FAULTS, ObjectServer, forget_buckets, object_server
+from tests.support.waiting import eventually
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.door import StorageOptions, door_of
 from tokenfeed.server.storage.formats import FormatOptions, read_layout
-from tokenfeed.server.storage.objects import object_bytes
+from tokenfeed.server.storage.objects import buckets, door, object_bytes
 from tokenfeed.server.storage.objects.counts import REQUESTS
+from tokenfeed.server.storage.objects.fetcher import Fetcher
 from tokenfeed.server.storage.objects.listing import LISTING
+from tokenfeed.server.storage.objects.urls import Url
 from tokenfeed.server.storage.store import TokenStore, open_store
 
 T = 64
@@ -102,7 +109,8 @@ def test_the_rows_that_have_come_are_counted(opened: TokenStore) -> None:
     require_right(tokens, spans)
 
 
-PASSING = ("500", "503", "reset", "short", "200", "wrong range", "slow", "long", "403", "gzip")
+PASSING = FAULTS
+"""All of them: an answer that is wrong once shows nothing, nor does a 404."""
 
 
 @pytest.mark.parametrize("fault", PASSING)
@@ -123,30 +131,118 @@ def test_an_answer_that_is_wrong_once_costs_another_get(
 def test_a_store_that_answers_wrongly_is_no_lost_dataset(
     opened: TokenStore, store: ObjectServer, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only content that is gone loses it; everything else ends the call, and the next one may
-    succeed.
+    """It ends the call, and the next one may succeed. A store that restarts, or what answers in
+    its place, says 404 for a moment too.
     """
     monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", (0.01, 0.01))
     store.always_fault = fault
     spans = rows(np.random.default_rng(4), 4)
-    is_gone = fault in ("404", "412", "other etag", "weak")
     if fault == "slow":
         require_right(gather_block(opened, spans).tokens, spans)
-    elif is_gone:
-        with pytest.raises(CorpusChanged, match="'train' changed while it was served"):
-            gather_block(opened, spans)
     else:
         with pytest.raises(Unreadable, match="'train' has an object that cannot be read"):
             gather_block(opened, spans)
     store.always_fault = ""
-    assert opened.files.failed == is_gone
-    if not is_gone:
+    assert not opened.files.failed
+    require_right(gather_block(opened, spans).tokens, spans)
+
+
+@pytest.mark.parametrize("fault", ["404", "412", "other etag"])
+def test_content_that_stays_gone_loses_the_dataset(
+    opened: TokenStore, store: ObjectServer, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would ever get its rows, so that clients are told to end. Only what is gone for long
+    and without an answer in between is: each lost dataset ends runs.
+    """
+    monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", ())
+    monkeypatch.setattr(object_bytes, "CHANGED_SECONDS", 0.5)
+    spans = rows(np.random.default_rng(4), 4)
+    for _ in range(3):
+        store.faults.extend([fault] * 8)
+        with pytest.raises(Unreadable):
+            gather_block(opened, spans)
+        store.faults.clear()
         require_right(gather_block(opened, spans).tokens, spans)
+        time.sleep(0.3)
+
+    store.always_fault = fault
+    with pytest.raises(Unreadable):
+        gather_block(opened, spans)
+    assert not opened.files.failed
+    time.sleep(0.6)
+    with pytest.raises(CorpusChanged, match="'train' changed while it was served"):
+        gather_block(opened, spans)
+    store.always_fault = ""
+    assert opened.files.failed
+
+
+def test_an_answer_without_etag_shows_no_change(
+    opened: TokenStore, store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy on the way may weaken it, for as long as it likes."""
+    monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(object_bytes, "CHANGED_SECONDS", 0.0)
+    store.always_fault = "weak"
+    with pytest.raises(Unreadable):
+        gather_block(opened, rows(np.random.default_rng(4), 4))
+    assert not opened.files.failed
+
+
+def test_rows_come_without_a_thread(opened: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may have a limit of them; a gather then does its GETs itself, and no later one
+    waits for threads that never were.
+    """
+    monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", (0.01, 0.01))
+    own = Fetcher()
+    monkeypatch.setattr(object_bytes, "fetcher", lambda: own)
+    spans = rows(np.random.default_rng(9), 4)
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without:
+        without.setattr(_thread, "start_new_thread", refuse)
+        for _ in range(2):
+            opened.advise(spans)
+            require_right(gather_block(opened, spans).tokens, spans)
+    opened.advise(spans)
+    files = opened.files
+    assert isinstance(files, object_bytes.ObjectBytes)
+    assert eventually(lambda: opened.ready_count(spans) == 4), "threads are tried again"
+
+
+def test_a_fork_hears_of_it_before_it_takes_a_lock(opened: TokenStore) -> None:
+    """A thread of the parent may hold it, and is not there to let it go."""
+    files = opened.files
+    assert isinstance(files, object_bytes.ObjectBytes)
+    spans = rows(np.random.default_rng(10), 4)
+    opened.advise(spans)
+    with files._lock, REQUESTS._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            told = 0
+            for use in (
+                lambda: gather_block(opened, spans),
+                lambda: opened.advise(spans),
+                lambda: opened.ready_count(spans),
+                lambda: files.read_served(0, 0, 2),
+                lambda: files.shards[0].get(0, 2, "row"),
+            ):
+                with suppress(InvalidCorpus):
+                    use()
+                    break
+                told += 1
+            os._exit(0 if told == 5 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("weak", [False, True])
 def test_an_object_that_is_replaced_is_lost_by_name(
-    store: ObjectServer, weak: bool, caplog: pytest.LogCaptureFixture
+    store: ObjectServer,
+    weak: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its rows would be those of another corpus. A weak ETag compares nothing (RFC 9110), so that
     the time does.
@@ -159,6 +255,7 @@ def test_an_object_that_is_replaced_is_lost_by_name(
     condition = "if-unmodified-since" if weak else "if-match"
     assert all(condition in each.headers for each in store.gets[-2:])
 
+    monkeypatch.setattr(object_bytes, "CHANGED_SECONDS", 0.0)
     store.put("bucket/c/b.bin", TOKENS[1][::-1].tobytes(), written=1_700_000_001)
     with pytest.raises(CorpusChanged):
         gather_block(found, spans)
@@ -168,7 +265,9 @@ def test_an_object_that_is_replaced_is_lost_by_name(
     found.close()
 
 
-def test_a_bucket_with_versions_keeps_what_was_opened(store: ObjectServer) -> None:
+def test_a_bucket_with_versions_keeps_what_was_opened(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An overwrite then ends no run, only the end of that version does."""
     store.keeps_versions = True
     for url, tokens in zip(URLS, TOKENS, strict=True):
@@ -181,6 +280,7 @@ def test_a_bucket_with_versions_keeps_what_was_opened(store: ObjectServer) -> No
     spans = rows(np.random.default_rng(6))
     require_right(gather_block(found, spans).tokens, spans)
 
+    monkeypatch.setattr(object_bytes, "CHANGED_SECONDS", 0.0)
     del store.objects["bucket/c/a.bin"][-2]
     with pytest.raises(CorpusChanged):
         gather_block(found, spans)
@@ -206,12 +306,34 @@ def test_an_object_without_etag_and_time_is_refused(store: ObjectServer) -> None
     ],
 )
 def test_an_object_that_cannot_be_opened_is_named(
-    store: ObjectServer, fault: str, problem: str
+    store: ObjectServer, fault: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who starts the server reads what to change."""
+    monkeypatch.setattr(door, "_OPENING_SECONDS", 0.0)
     store.always_fault = fault
     with pytest.raises(InvalidCorpus, match=rf"s3://bucket/c/a\.bin: cannot be read: .*{problem}"):
         door_of(URLS[0]).open(URLS[0])
+
+
+def test_a_store_that_is_away_is_waited_for(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may restart at the moment when a job that was preempted does."""
+    monkeypatch.setattr(door, "_PAUSE_SECONDS", 0.01)
+    store.faults.extend(["503"] * 7)
+    with door_of(URLS[0]).open(URLS[0]) as file:
+        assert file.read(0, 4) == TOKENS[0][:2].tobytes()
+    assert not store.faults
+
+
+def test_a_version_that_is_denied_names_the_permission(store: ObjectServer) -> None:
+    """Who may read an object may not read its versions; the usual policy grants only the first."""
+    store.keeps_versions = True
+    store.put("bucket/c/a.bin", TOKENS[0].tobytes())
+    with door_of(URLS[0]).open(URLS[0]) as file:
+        store.always_fault = "403"
+        with pytest.raises(InvalidCorpus, match="keeps versions needs s3:GetObjectVersion"):
+            file.read(30_000, 4)
 
 
 def test_credentials_are_read_again_once(
@@ -220,6 +342,7 @@ def test_credentials_are_read_again_once(
     """Those of a session expire within hours, and a run lasts for weeks."""
     spans = rows(np.random.default_rng(7), 4)
     monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", ())
+    monkeypatch.setattr(buckets, "_RENEW_SECONDS", 0.0)
     store.accepted_keys = {"second"}
     with pytest.raises(Unreadable):
         gather_block(opened, spans)
@@ -229,6 +352,20 @@ def test_credentials_are_read_again_once(
         gather_block(opened, spans)
     os.environ["AWS_ACCESS_KEY_ID"] = "second"
     require_right(gather_block(opened, spans).tokens, spans)
+
+
+def test_one_denied_object_leaves_the_connections_of_all(
+    opened: TokenStore, store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reading of credentials makes new ones: for 128 threads, at each GET of it."""
+    monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", ())
+    bucket = buckets.bucket_of(Url.parse(URLS[0]))
+    store.always_fault = "403"
+    before = bucket._renewed
+    for _ in range(5):
+        with pytest.raises(Unreadable):
+            gather_block(opened, rows(np.random.default_rng(12), 4))
+    assert bucket._renewed == before + 1
 
 
 def test_a_profile_that_nothing_reads_is_an_error(
@@ -278,6 +415,29 @@ def test_nothing_is_fetched_ahead_without_room(
     opened.advise(spans[:3])
     assert files._held_bytes <= 2 * 3 * 2 * (T + 1)
     require_right(gather_block(opened, spans).tokens, spans)
+
+
+def test_what_one_stream_wants_again_and_again_leaves_room(
+    opened: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation rows are advised in each round; behind them, streams leave what nobody gathers."""
+    monkeypatch.setattr(object_bytes, "MERGED_GAP_BYTES", 0)
+    monkeypatch.setattr(object_bytes, "HELD_BYTES_MAX", 3 * 2 * (T + 1))
+    monkeypatch.setattr(object_bytes, "_LEFT_SECONDS", 0.2)
+    again, left, ahead = (
+        rows(np.random.default_rng(11), 3)[:1],
+        *(
+            Spans.of_windows(T + 1, np.zeros(2, dtype=np.int64), np.array(firsts))
+            for firsts in ([1000, 2000], [3000, 4000])
+        ),
+    )
+    opened.advise(again)
+    opened.advise(left)
+    for _ in range(3):
+        time.sleep(0.1)
+        opened.advise(again)
+    opened.advise(ahead)
+    assert eventually(lambda: opened.ready_count(ahead) == 2)
 
 
 def test_a_closed_dataset_delivers_nothing(store: ObjectServer) -> None:

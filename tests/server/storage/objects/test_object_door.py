@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.datasets.sources import parse_datasets, parse_text
 from tokenfeed.server.storage.door import absolute, door_of, exists, is_folder, open_file, size_of
 from tokenfeed.server.storage.formats import FormatOptions, read_layout
+from tokenfeed.server.storage.objects import listing
 from tokenfeed.server.storage.objects.urls import Url
 
 NAMES = ("c/b.bin", "c/a.bin", "c/.hidden.bin", "c/deep/er/d.bin", "c/deep/e.bin", "other.bin")
@@ -99,7 +102,47 @@ def test_a_list_is_asked_for_once(store: ObjectServer) -> None:
     """Whether each of 10,000 objects has an index is one list, not 10,000 requests."""
     for number in range(50):
         assert not exists(f"s3://bucket/c/{number}.idx")
-    assert len(store.requests) == 1
+    asked = len(store.requests)
+    assert asked == 2 * listing._LOOKS_MAX + 1
+    for number in range(50):
+        assert exists(f"s3://bucket/c/{'ab'[number % 2]}.bin")
+        assert is_folder("s3://bucket/c/deep")
+    assert len(store.requests) == asked
+
+
+def test_one_look_lists_no_folder(store: ObjectServer) -> None:
+    """It may have millions of other names: minutes of lists, and gigabytes of names."""
+    assert exists("s3://bucket/c/a.bin")
+    assert [(each.method, each.key) for each in store.requests] == [("HEAD", "bucket/c/a.bin")]
+    assert is_folder("s3://bucket/c/deep")
+    assert not exists("s3://bucket/c/dee")
+
+
+def test_a_folder_with_too_many_names_is_looked_at_one_by_one(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is in it, what is asked for is found, and few names are kept."""
+    monkeypatch.setattr(listing, "_PAGES_MAX", 2)
+    monkeypatch.setattr(listing, "_LOOKS_MAX", 0)
+    for number in range(2500):
+        store.put(f"bucket/c/many/{number}", b"1")
+    for _ in range(2):
+        assert exists("s3://bucket/c/many/2499")
+        assert is_folder("s3://bucket/c/many")
+        assert not exists("s3://bucket/c/many/2500")
+    # Folders of c, too, since those of many are below it.
+    assert sum(each.method == "GET" and "/c/" not in each.key for each in store.requests) <= 4
+    monkeypatch.setattr(listing, "_NAMES_MAX", 1000)
+    assert len(door_of("s3://").entries("s3://bucket/c/many")) == 2500
+    assert sum(each.name_count for each in listing.LISTING._folders.values()) <= 1000
+
+
+def test_many_threads_list_a_folder_once(store: ObjectServer) -> None:
+    """Those that open 10,000 objects look at the same time."""
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(exists, [f"s3://bucket/c/{number}.idx" for number in range(200)]))
+    lists = [each for each in store.requests if each.prefix == "c/"]
+    assert len(lists) == 1
 
 
 @pytest.mark.parametrize("seeds", valid_files(), ids=lambda seeds: seeds.name)
@@ -153,6 +196,26 @@ def test_a_web_server_is_read_by_names(
             parse_datasets([f"https://{web.address}/corpus/*.bin"])
         with pytest.raises(InvalidCorpus, match="No such file"):
             open_file(f"https://{web.address}/corpus/b.bin")
+        signed = f"https://{web.address}/corpus/a.bin?X-Amz-Signature=secret"
+        with pytest.raises(InvalidCorpus, match=r"a\.bin: is a signed URL") as refused:
+            open_file(signed)
+        assert "secret" not in str(refused.value)
+        web.accepted_keys = {"none"}  # 403, as some web servers say of what is not there
+        assert not exists(f"https://{web.address}/corpus/b.idx")
+
+
+def test_erased_tokens_in_a_store_name_the_option_of_their_list(store: ObjectServer) -> None:
+    """There is no list beside an object that could be restored."""
+    store.put("bucket/c/a.bin", bytes(1000))
+    record = {"name": "a.bin", "fill": 0, "ranges": [[5, 9]]}
+    store.put("bucket/c/.tokenfeed-erased.jsonl", json.dumps(record).encode() + b"\n")
+    told = r"says, and no list was given\..* pass its list with .redactions"
+    target = "s3://bucket/c/a.bin?dtype=uint16"
+    with (
+        pytest.raises(InvalidCorpus, match=told),
+        NumpyBatches(target, 2, 8, rank=0, world_size=1) as feed,
+    ):
+        next(feed)
 
 
 def test_an_empty_object_is_named(store: ObjectServer) -> None:
