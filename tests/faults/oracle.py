@@ -349,6 +349,8 @@ def require_source(found: Complaints, feed: Feed, source: pb.Source, context_len
     found.require(source.dataset != "", "dataset")
     found.require(source.dataset in ("", *feed.files), "dataset", "NOT_FOUND")
     require_order(found, feed, source, context_length)
+    # Of the orders of the mutants, none has groups of blocks.
+    found.require(source.group_blocks == 0, "group_blocks")
     if source.dataset in feed.files and source.order not in reference.DOCUMENT_ORDERS:
         longest = max(len(tokens) for tokens in feed.files[source.dataset])
         found.require(context_length < longest, "context_length")
