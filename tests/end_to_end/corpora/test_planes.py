@@ -216,6 +216,7 @@ OTHER_VALUES: dict[str, object] = {
     "stream__sources__seed": 10,
     "stream__sources__long_documents": "cut",
     "stream__sources__expected_digest": bytes([7] * 32),
+    "stream__sources__group_blocks": 16,
     "stream__stage__context_length": T + 1,
     "stream__stage__index": 1,
     "stream__stage__first_sample": 1,

@@ -927,7 +927,7 @@ def test_describe_counts_no_rows_unless_it_is_given_a_length(peer: Peer) -> None
         pb.DescribeRequest(dataset="short", context_length=(1 << 63) - 1)
     ).datasets
     assert list(bare.rows) == []
-    assert [rows.rows for rows in none.rows] == [0, 0, 0]
+    assert [rows.rows for rows in none.rows] == [0, 0, 0, 0]
 
 
 # Unexpected errors

@@ -14,7 +14,7 @@ from tokenfeed.server.ingest.tokenize.tokenizer import END_OF_BYTES, TokenizerFi
 def test_what_was_ingested_as_bytes_is_printed_as_text() -> None:
     """The quickstart ingests without a tokenizer.json, and a user wants to read the result."""
     tokenizer = load_tokenizer(TokenizerFile.read("bytes", parses_special=False))
-    (ids,) = tokenizer.encode(["über alles"])
+    (ids,) = tokenizer.encode_each(["über alles"])
     end = tokenizer.token_id(END_OF_BYTES)
     assert end is not None
 
