@@ -80,6 +80,16 @@ class Pin(NamedTuple):
         return cls(int(meta["size"]), strong, kept, meta["last_modified"])
 
     @property
+    def mtime_ns(self) -> int:
+        """When it was written, in nanoseconds since 1970, to the second."""
+        return int(self.modified.timestamp()) * 10**9
+
+    @property
+    def ctime_ns(self) -> int:
+        """The same: an object is written once."""
+        return self.mtime_ns
+
+    @property
     def is_certain(self) -> bool:
         """Whether other content of the same size would be noticed."""
         return bool(self.e_tag or self.version or self.modified != _NO_TIME)

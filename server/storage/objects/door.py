@@ -60,7 +60,7 @@ class ObjectFile(OpenFile):
     @property
     def modified_ns(self) -> int:
         """When it was written, in nanoseconds since 1970."""
-        return int(self.pin.modified.timestamp()) * 10**9
+        return self.pin.mtime_ns
 
     @property
     def version(self) -> object:

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -58,21 +58,6 @@ _WAIT_SECONDS = 0.5
 """How often a thread that waits looks whether the dataset is closed."""
 _LOG_SECONDS = 30.0
 _WAS_CHANGED = f"{CHANGED}; restart its server on complete files"
-
-
-class ObjectFacts(NamedTuple):
-    """What is known of an object.  tag: other, if its content is.  Times: when it was written."""
-
-    size_bytes: int
-    mtime_ns: int
-    ctime_ns: int
-    tag: str
-
-    @classmethod
-    def of(cls, pin: Pin) -> ObjectFacts:
-        """Take them from a pin."""
-        written_ns = int(pin.modified.timestamp()) * 10**9
-        return cls(pin.size_bytes, written_ns, written_ns, pin.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +112,9 @@ class ObjectBytes:
         self._logged_at = -_LOG_SECONDS
 
     @property
-    def facts(self) -> list[ObjectFacts]:
+    def facts(self) -> list[Pin]:
         """What is known of each object."""
-        return [ObjectFacts.of(shard.pin) for shard in self.shards]
+        return [shard.pin for shard in self.shards]
 
     @property
     def memory_bytes(self) -> int:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-SCHEMES = ("s3", "gs", "az", "https")
-"""Of paths that lead here."""
-
 
 class Url(NamedTuple):
     """A path, taken apart.
 
-    scheme: one of SCHEMES.  place: the bucket, the container, or HOST[:PORT] of a web server.
+    scheme: "s3", "gs", "az" or "https".  place: the bucket, the container, or HOST[:PORT] of a
+    web server.
     key: of the object in it, or of what is taken for a folder; "" for the bucket itself.
     """
 
