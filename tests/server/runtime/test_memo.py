@@ -33,7 +33,8 @@ def test_values_are_dropped_by_their_size_and_the_last_one_never() -> None:
 
 def test_a_value_is_made_by_one_thread_while_others_wait_for_it() -> None:
     """Hundreds of streams may come back at once with the same list."""
-    values, made, began, may_end = kept(10), [], threading.Event(), threading.Event()
+    # Both values fit: a thread that begins when all is made finds its value still there.
+    values, made, began, may_end = kept(100), [], threading.Event(), threading.Event()
 
     def make() -> bytes:
         made.append(1)
