@@ -366,7 +366,7 @@ def _run(
         return None, 0, others
     begin = partial(ingest, job)
     if scheme_of(arguments.out):
-        from .output.upload import ingest_to_store
+        from .upload import ingest_to_store
 
         folder = arguments.work_dir or in_cache(os.path.join(absolute(arguments.out), ""), "ingest")
         begin = partial(ingest_to_store, job, folder=folder)

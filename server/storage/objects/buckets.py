@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from mmap import mmap
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidCorpus
@@ -22,9 +23,6 @@ from tokenfeed.errors import InvalidCorpus
 from . import credentials
 from .counts import INDEX, REQUESTS
 from .urls import Url
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 Answer = TypeVar("Answer")
 
@@ -167,7 +165,7 @@ class Bucket:
             raise Away(errno.EIO, f"came with {len(found)} of {end - first} bytes")
         return found, now
 
-    def put_new(self, key: str, content: Buffer) -> str | None:
+    def put_new(self, key: str, content: bytes | mmap) -> str | None:
         """Store an object by one request.  Returns: its tag; None if there is one of this name.
 
         Raises: FileNotFoundError without the bucket; Denied, Away.

@@ -260,14 +260,15 @@ DYING = """
 import os, signal, sys
 from tokenfeed.server.ingest.__main__ import main
 from tokenfeed.server.storage.objects.buckets import Bucket
-put, left = Bucket.put_new, int(sys.argv[1])
+put, moment, count = Bucket.put_new, int(sys.argv[1]), 0
 def put_new(self, key, content):
-    global left
-    left -= 1
-    if left == 0:
+    global count
+    count += 1
+    own = count
+    if own == moment:
         os.kill(os.getpid(), signal.SIGKILL)
     found = put(self, key, content)
-    if left == -1:
+    if own == -moment:
         os.kill(os.getpid(), signal.SIGKILL)
     return found
 Bucket.put_new = put_new
@@ -279,11 +280,12 @@ sys.exit(main(sys.argv[2:]))
 def test_an_upload_that_was_killed_goes_on_and_makes_the_same_objects(
     weed: Seaweed, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
-    """Before a request, after one whose answer nobody read, and before the manifest."""
+    """Before a request, behind one whose answer nobody noted, and before the manifest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ingested(*words(texts, tmp_path / "local"))
     expected = without_manifest(tree(tmp_path / "local"))
-    moments = [len(expected) + 1, *range(1, kills)]
+    numbers = [1 + number % len(expected) for number in range(kills - 1)]
+    moments = [len(expected) + 1, *(n * (-1) ** n for n in numbers)]
     for number, moment in enumerate(moments):
         folder = f"killed-{kills}-{number}"
         given = words(f"{PREFIX}/texts", f"{PREFIX}/{folder}")

@@ -7,26 +7,26 @@ sent again after a kill.
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 from functools import partial
+from mmap import ACCESS_READ, mmap
 from typing import Any
 
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
-from ...datasets.sources.manifest import NAME as MANIFEST
-from ...datasets.sources.manifest import read_manifest
-from ...runtime.threads.parallel import map_in_threads
-from ...storage.objects.buckets import Bucket
-from ...storage.objects.counts import INDEX
-from ...storage.objects.door import patient
-from ...storage.objects.urls import Url
-from ..job import Job
-from ..progress import Progress
-from ..run import SPLITS, ingest, require_same_job
-from ..tokenize.execution import Encoder
-from .shard_writer import write_errors
+from ..datasets.sources.manifest import NAME as MANIFEST
+from ..datasets.sources.manifest import read_manifest
+from ..runtime.threads.parallel import map_in_threads
+from ..storage.objects.buckets import Bucket
+from ..storage.objects.counts import INDEX
+from ..storage.objects.door import patient
+from ..storage.objects.urls import Url
+from .job import Job
+from .output.shard_writer import write_errors
+from .progress import Progress
+from .run import SPLITS, ingest, require_same_job
+from .tokenize.execution import Encoder
 
 _UPLOADS = 4
 """Objects that are sent at once."""
@@ -128,14 +128,14 @@ def _store(bucket: Bucket, key: str, folder: str, notes: _Notes, name: str) -> N
             return
     with open(os.path.join(folder, name), "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size_bytes else b""
+        content = mmap(file.fileno(), 0, access=ACCESS_READ) if size_bytes else b""
         tag = patient(path, lambda: bucket.put_new(own, content))
         if tag is None:
             tag = _tag_of_same(bucket, own, path, content)
     notes.add(name, tag)
 
 
-def _tag_of_same(bucket: Bucket, key: str, path: str, content: mmap.mmap | bytes) -> str:
+def _tag_of_same(bucket: Bucket, key: str, path: str, content: bytes | mmap) -> str:
     """Return the tag of an object that has a content: that of a request whose answer was lost.
 
     Raises: WriteFailed if it has another one.
