@@ -17,9 +17,9 @@ from tests.end_to_end.corpora.test_documents_and_masks import FORMATS, B, Corpus
 from tests.support.commands import run
 from tests.support.seaweed import BUCKET, Seaweed, seaweed
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
-from tokenfeed.server import inspect, verify
 from tokenfeed.server.storage.documents import starts_builder
 from tokenfeed.server.storage.objects import object_bytes
+from tokenfeed.tools import inspect, verify
 
 ORDERS = ["sequential", "shuffled", "random", "packed", "padded"]
 BATCHES = 40
