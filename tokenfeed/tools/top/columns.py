@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from tokenfeed.commands.status.view import Column
 
 _CELL_MAX = 40
 _GAP = "  "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class Column(NamedTuple):
-    """A column.  rank: columns with a higher one are left out first.  is_right: of numbers."""
-
-    heading: str
-    rank: int
-    is_right: bool = False
-
-
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """Return the heading and the rows.  width: how much room there is; None: enough."""
-    cells = [[column.heading for column in columns], *rows]
+    cells = [[column.heading.upper() for column in columns], *rows]
     widths = [
         min(_CELL_MAX, max(columns_of(row[place]) for row in cells))
         for place in range(len(columns))
@@ -44,7 +37,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int |
 def _padded(text: str, width: int, column: Column) -> str:
     text = cut(text, width)
     space = " " * (width - columns_of(text))
-    return space + text if column.is_right else text + space
+    return space + text if column.kind == "number" else text + space
 
 
 def cut(text: str, width: int | None) -> str:

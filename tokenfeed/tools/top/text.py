@@ -6,43 +6,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tokenfeed.commands.status import words
-from tokenfeed.commands.status.attention import Judgement, StreamJudgement, health, judge
+from tokenfeed.commands.status.attention import Judgement
 from tokenfeed.commands.status.states import Level
+from tokenfeed.commands.status.view import Column, Row, Table, View, view_of
 from tokenfeed.v1 import status_pb2 as pb
 
-from .columns import Column, cut, spark, table, wrapped
+from .columns import cut, spark, table, wrapped
 
 _MARKS = {Level.PROBLEM: "!!", Level.WARNING: "! ", Level.NOTICE: "  "}
 _SPARK_COLUMNS = 20
 _TABLE_LINES_MIN = 4
 """An empty line, the heading, a row, and how many there are besides."""
-_DATASET_COLUMNS = (
-    Column("DATASET", 0),
-    Column("STATE", 1),
-    Column("ROWS/S", 4, is_right=True),
-    Column("BYTES/S", 2, is_right=True),
-    Column("LAST MINUTE", 5),
-    Column("TOKENS", 6, is_right=True),
-    Column("SIZE", 3, is_right=True),
-    Column("IN MEMORY", 3, is_right=True),
-    Column("FORMAT", 7),
-    Column("FINGERPRINT", 8),
-)
-_STREAM_COLUMNS = (
-    Column("STATE", 0),
-    Column("CLIENT", 0),
-    Column("RANK", 1, is_right=True),
-    Column("READS", 5),
-    Column("ORDER", 7),
-    Column("TRAINER AT", 3, is_right=True),
-    Column("SENT TO", 4, is_right=True),
-    Column("TOKENS/S", 1, is_right=True),
-    Column("WAITS FOR US", 2, is_right=True),
-    Column("WE WAIT", 2, is_right=True),
-    Column("IDLE", 1, is_right=True),
-    Column("AGE", 6, is_right=True),
-    Column("ADDRESS", 8),
-)
 
 
 class Line(NamedTuple):
@@ -57,22 +31,23 @@ def status_lines(
     status: pb.GetStatusResponse, target: str, width: int | None = None, height: int | None = None
 ) -> list[Line]:
     """Return what a server does.  width, height: of a terminal; None: all of it."""
-    judgement = judge(status)
-    lines = [*_server(status, target, width), *_attention(judgement, width, height)]
-    datasets = _datasets(status, width)
-    if height is not None:
-        datasets = _limited(datasets, (height - len(lines)) // 3, "datasets")
-    lines += datasets
-    streams = _streams(judgement.streams, width)
-    omitted = status.streams_omitted
+    view = view_of(status)
+    lines = [*_server(view, target, width), *_attention(view.judgement, width, height)]
+    for each in view.tables:
+        found, omitted = _table(each, width), each.omitted
+        if height is not None:
+            # Datasets leave room for the clients, which come after them.
+            room = (height - len(lines)) // (3 if each.name == "datasets" else 1)
+            found = _limited(found, room, each.name, omitted)
+        elif omitted:
+            found.append(Line(f"and {omitted:,} {each.name} that are not listed"))
+        lines += found
     if height is None:
-        more = [Line(f"and {omitted:,} clients that are not listed")] if omitted else []
-        return [*lines, *streams, *more]
-    lines += _limited(streams, height - len(lines), "clients", omitted)
+        return lines
     return [line._replace(text=cut(line.text, width)) for line in lines[: max(0, height)]]
 
 
-def _limited(lines: list[Line], most: int, what: str, omitted: int = 0) -> list[Line]:
+def _limited(lines: list[Line], most: int, what: str, omitted: int) -> list[Line]:
     """Return the first lines of a table, and how many there are besides; none if there is only room
     for its heading.
     """
@@ -85,23 +60,16 @@ def _limited(lines: list[Line], most: int, what: str, omitted: int = 0) -> list[
     return [*kept, Line(f"and {left:,} more {what}")]
 
 
-def _server(status: pb.GetStatusResponse, target: str, width: int | None) -> list[Line]:
-    level, word = health(status)
-    name = f"tokenfeed {words.printable(status.server_version)} at {words.printable(target)}"
-    memory = f"{words.size(status.anonymous_bytes)} of {words.size(status.memory_limit_bytes)}"
-    refused = sum(each.count for each in status.refusals)
+def _server(view: View, target: str, width: int | None) -> list[Line]:
+    name = f"tokenfeed {view.version} at {words.printable(target)}"
     figures = (
-        f"sends {words.size(status.bytes_per_second)}/s",
-        f"streams {status.streams_open:,} of about {status.streams_max:,}",
-        f"memory {memory}",
-        f"threads {status.threads:,}",
-        f"refused {refused:,}",
-        f"cut off {status.evictions:,}",
+        " ".join(filter(None, (each.word, each.value.text, each.of))) for each in view.figures
     )
-    first = f"{name}   {word}   up {words.age(status)}   {words.time(status.now_ms)}"
-    lines = [Line(cut(first, width), level)]
+    first = f"{name}   {view.health}   up {view.age}   {view.now}"
+    lines = [Line(cut(first, width), view.level)]
     lines += [Line(text) for text in wrapped("   ".join(figures), width, 0)]
-    if drawn := spark(status.second_bytes, 60):
+    sent = view.figures[0].value.line
+    if sent is not None and (drawn := spark(sent, 60)):
         lines.append(Line(cut(drawn, width)))
     return lines
 
@@ -122,49 +90,18 @@ def _attention(judgement: Judgement, width: int | None, height: int | None) -> l
     return [*lines, Line(f"   and {left:,} more")] if left else lines
 
 
-def _datasets(status: pb.GetStatusResponse, width: int | None) -> list[Line]:
-    found = sorted(status.datasets, key=lambda dataset: not dataset.lost)
-    rows = [_dataset(dataset) for dataset in found]
-    levels = [Level.PROBLEM if dataset.lost else Level.NOTICE for dataset in found]
-    return _with_levels(table(_DATASET_COLUMNS, rows, width), levels)
-
-
-def _dataset(dataset: pb.DatasetStatus) -> tuple[str, ...]:
-    known = dataset.HasField("resident_share")
-    return (
-        words.printable(dataset.name),
-        words.state_of(dataset),
-        words.amount(dataset.rows_per_second),
-        f"{words.size(dataset.token_bytes_per_second)}/s",
-        spark(dataset.second_bytes, _SPARK_COLUMNS),
-        words.amount(dataset.token_count),
-        words.size(dataset.size_bytes),
-        words.share(dataset.resident_share) if known else "unknown",
-        words.printable(f"{dataset.format}, {dataset.dtype}"),
-        dataset.fingerprint.hex()[:12],
-    )
-
-
-def _streams(streams: Sequence[StreamJudgement], width: int | None) -> list[Line]:
-    if not streams:
-        return [Line(""), Line("No client has read yet.")]
-    rows = [_stream(seen) for seen in streams]
-    return _with_levels(table(_STREAM_COLUMNS, rows, width), [seen.state.level for seen in streams])
-
-
-def _stream(seen: StreamJudgement) -> tuple[str, ...]:
-    stream = seen.status
-    return (
-        f"{_MARKS[seen.state.level]} {seen.state.label}",
-        words.printable(stream.client_name) or "no name",
-        f"{stream.rank:,} of {stream.world_size:,}",
-        words.data_of(stream),
-        words.settings_of(stream),
-        *words.progress_of(stream),
-        words.address(stream.address),
-    )
-
-
-def _with_levels(lines: Sequence[str], levels: Sequence[Level]) -> list[Line]:
-    heading, *rows = lines
+def _table(found: Table, width: int | None) -> list[Line]:
+    """Return the lines of a table, or of what stands in its place."""
+    if not found.rows:
+        return [Line(""), Line(found.empty)] if found.empty else []
+    heading, *rows = table(found.columns, [_cells(found.columns, row) for row in found.rows], width)
+    levels = [row.level for row in found.rows]
     return [Line(""), Line(heading, is_heading=True), *map(Line, rows, levels)]
+
+
+def _cells(columns: Sequence[Column], row: Row) -> list[str]:
+    texts = []
+    for column, cell in zip(columns, row.cells, strict=True):
+        text = cell.text if cell.line is None else spark(cell.line, _SPARK_COLUMNS)
+        texts.append(f"{_MARKS[row.level]} {text}" if column.kind == "state" else text)
+    return texts

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.statuses import dataset, status, stream
-from tokenfeed.tools.top.columns import Column, columns_of, cut, spark, table, wrapped
+from tokenfeed.commands.status.view import Column
+from tokenfeed.tools.top.columns import columns_of, cut, spark, table, wrapped
 from tokenfeed.tools.top.text import status_lines
+from tokenfeed.v1 import status_pb2 as pb
 
 
 @pytest.mark.parametrize("height", range(24))
@@ -30,7 +32,7 @@ def test_lines_fit(width: int, height: int) -> None:
 
 def test_columns_that_matter_least_are_left_out_first() -> None:
     """A narrow terminal shows who has a problem."""
-    columns = [Column("A", 0), Column("B", 2), Column("C", 1, is_right=True)]
+    columns = [Column("a", "", 0), Column("b", "", 2), Column("c", "", 1, "number")]
     rows = [("aa", "bbbb", "1"), ("a", "b", "22")]
 
     assert table(columns, rows, None) == ["A   B      C", "aa  bbbb   1", "a   b     22"]
@@ -54,6 +56,25 @@ def test_a_client_shows_where_its_trainer_is_and_that_it_has_ended() -> None:
     assert run[begin:end].split() == ["900", "1,000"]
     assert any(line.split()[:3] == ["has", "ended", "done"] for line in lines)
     assert not any("ATTENTION" in line for line in lines)
+
+
+def test_a_snapshot_has_what_the_page_has() -> None:
+    """Who has no browser misses nothing: requests to object stores, and calls that were refused."""
+    found = status(
+        object_requests=[pb.ObjectRequests(reason="row", requests=3400, bytes=3 << 30)],
+        refusals=[pb.Refusals(status="NOT_FOUND", reason="NotFound", count=7)],
+    )
+
+    lines = [line.text for line in status_lines(found, "host:50051")]
+
+    assert any(line.endswith("objects 3.00 GiB in 3,400 requests") for line in lines)
+    assert [line.split() for line in lines[-5:]] == [
+        ["FOR", "REQUESTS", "BYTES"],
+        ["rows", "3,400", "3.00", "GiB"],
+        [],
+        ["STATUS", "REASON", "CALLS"],
+        ["NOT_FOUND", "NotFound", "7"],
+    ]
 
 
 def test_wide_signs_take_two_columns() -> None:
