@@ -18,10 +18,10 @@ from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
 from tests.server.storage.objects.test_object_bytes import PASSING
 from tests.support.object_server import ObjectServer, object_server
 from tokenfeed.errors import CorpusChanged, InvalidRequest
-from tokenfeed.server.cli.redact import build_parser, redact
-from tokenfeed.server.cli.redacting import ListSummary
 from tokenfeed.server.ingest.__main__ import main as ingest
 from tokenfeed.server.storage.objects import door
+from tokenfeed.tools.redact.__main__ import build_parser, redact
+from tokenfeed.tools.redact.redacting import ListSummary
 
 B, T = 2, 8192
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 6_000_000).astype("<u2")
