@@ -272,6 +272,33 @@ def test_a_feed_that_ends_ends_the_training(
     assert over.seen == []
 
 
+def test_a_last_step_of_fewer_batches_is_not_made_within_a_longer_limit(
+    target: str, path: Path
+) -> None:
+    """Lightning makes it at the end of its epoch alone; the state is in front of it."""
+    options: dict[str, Any] = {"limit_train_batches": 4, "accumulate_grad_batches": 4}
+    model = fit(target, feed={"num_batches": 10}, max_epochs=-1, max_steps=1000, **options)
+
+    expected, _ = plain_loop(steps_of(batches(path, 8), 4, 8), 4)
+    assert torch.equal(weights_of(model), expected)
+    assert model.trainer.datamodule.state_dict()["feed"]["sample"] == 8 * B
+
+
+def test_a_state_that_is_loaded_by_hand_moves_the_rows_and_no_counter(
+    target: str, path: Path, tmp_path: Path
+) -> None:
+    """The Trainer is new: its counters would be negative."""
+    stop = SaveAndStop("on_before_backward", 4, tmp_path / "saved.ckpt")
+    with pytest.raises(Stop):
+        fit(target, callbacks=[stop], accumulate_grad_batches=4)
+    data = FeedData(make(target))
+    data.load_state_dict(torch.load(tmp_path / "saved.ckpt", weights_only=False)["FeedData"])
+
+    model = fit(target, data=data, max_epochs=1)
+    assert model.seen == first_tokens(batches(path, 6))
+    assert model.trainer.fit_loop.epoch_loop.batch_progress.total.processed == 6
+
+
 def test_a_feed_that_ends_too_early_is_an_error_and_no_endless_loop(target: str) -> None:
     """Lightning goes on until min_steps are reached, epoch after epoch."""
     with pytest.raises(InvalidRequest, match=r"^num_batches: end before min_steps or min_epochs"):

@@ -40,7 +40,7 @@ from tests.conftest import ROOT, serving
 from tests.support.commands import run, torchrun
 from tests.support.packed_corpora import Corpus, write_corpus
 from tokenfeed.client.adapters.transformers import FeedTrainer
-from tokenfeed.client.provenance.checkpoint import read_states
+from tokenfeed.tools.provenance.checkpoint import read_states
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(400)]
 PACKED = ("packed", None)
@@ -479,8 +479,9 @@ def test_an_evaluation_that_would_move_the_trained_feed_is_refused(
             train_dataset=feed,
             eval_dataset=feed.epoch(0, tail="pad"),
         )
-        with pytest.raises(InvalidRequest, match=r"^eval_dataset: is an epoch of the feed that"):
-            trainer.train()
+        for begin in (trainer.evaluate, trainer.train):
+            with pytest.raises(InvalidRequest, match=r"^eval_dataset: is an epoch of the feed"):
+                begin()
         with pytest.raises(InvalidRequest, match=r"^eval_dataset: is a feed, which is read once"):
             trainer.evaluate(feed)
         trainer.compute_metrics = len

@@ -4,6 +4,7 @@ stands there: only addresses, the device and an endless loop are those of a test
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import runpy
@@ -11,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 
 from tests.conftest import ROOT, Serve, WriteTokens, serving
 from tests.support.ports import free_port
-from tokenfeed.__main__ import main
+from tokenfeed.commands import COMMANDS
 
 README = (ROOT / "README.md").read_text()
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -241,16 +243,15 @@ def _run_shell(script: str, folder: Path) -> None:
 
 def _run_command(line: str, folder: Path) -> None:
     """Run a command of ours in this process, which has imported what it needs."""
-    command, _, target = line.partition(" > ")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", shlex.split(command))
+    typed, _, target = line.partition(" > ")
+    name, *words = shlex.split(typed)[1:]
+    command = COMMANDS[name]
+    module = importlib.import_module(f"tokenfeed.{command.module}")
+    with ExitStack() as exits:
         if target:
-            patch.setattr(sys, "stdout", (folder / target.strip()).open("w"))
-        with pytest.raises(SystemExit) as end:
-            main()
-        if target:
-            sys.stdout.close()
-        assert not end.value.code, line
+            printed = exits.enter_context((folder / target.strip()).open("w"))
+            exits.enter_context(redirect_stdout(printed))
+        assert module.main([*command.arguments, *words]) == 0, line
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.faults.credentials import (
 )
 from tests.support.far_side import far_side
 from tests.support.ports import free_port
-from tokenfeed.client.__main__ import main
+from tokenfeed.tools.__main__ import main
 
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("tc") is None, reason="needs root, and tc of iproute2"
