@@ -383,6 +383,52 @@ def test_prose_is_plain_english(word: str) -> None:
     assert found == []
 
 
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_of_the_pages_leads_somewhere() -> None:
+    """A page that moves takes its anchors along; who links to it does not see that."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+    dead = []
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if "://" in link:
+                continue
+            if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+                dead.append(f"{page.relative_to(ROOT)}: {link}")
+
+    assert dead == []
+
+
+def test_every_page_that_code_and_errors_name_exists() -> None:
+    """Who reads an error opens the page that it names."""
+    folders = (
+        "benchmarks",
+        "client",
+        "deploy",
+        "examples",
+        "proto",
+        "server",
+        "tests",
+        "tokenfeed",
+    )
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    named = {
+        (name, str(path.relative_to(ROOT)))
+        for path in files
+        if path.suffix in {".py", ".proto", ".yaml", ".yml", ".json", ".sbatch", ".js", ".md"}
+        for name in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text())
+    }
+
+    assert named
+    assert {(name, path) for name, path in named if not (ROOT / name).exists()} == set()
+
+
 def test_relative_imports_stay_within_their_package() -> None:
     """Across packages the name of the package is written out, as it is installed."""
     for name, path in modules().items():

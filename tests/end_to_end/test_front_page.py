@@ -1,5 +1,5 @@
-"""The code of the README and of the quickstart, run as it stands there: only addresses, the device
-and an endless loop are those of a test.
+"""The code of the README, of the quickstart, and of the first task of each page of docs/, run as it
+stands there: only addresses, the device and an endless loop are those of a test.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import ROOT, Serve, WriteTokens
+from tests.conftest import ROOT, Serve, WriteTokens, serving
+from tests.support.ports import free_port
+from tokenfeed.__main__ import main
 
 README = (ROOT / "README.md").read_text()
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -141,3 +144,143 @@ def test_the_quickstart_runs_step_by_step(serve: Serve, tmp_path: Path) -> None:
     corpus = re.search(r"tokenfeed serve --data (\S+) --port 50052", own_text)[1]
     own = serve("--data", tmp_path / corpus).address
     assert "sample 0:" in shell(f"tokenfeed show {own} --tokenizer bytes", tmp_path)
+
+
+PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+NOT_RUN = {
+    "start": "test_the_quickstart_runs_step_by_step runs all of it",
+    "ingest": "its first task makes the corpus of the other pages, in `workshop`",
+    "comparison": "it has no task; its tables name the benchmarks that made them",
+    "faults": "it injects faults for a minute; the tests of tests/faults run it",
+    "finetuning": "it needs transformers and a model; tests/adapters runs examples/sft.py",
+    "frameworks": "it needs the frameworks; tests/adapters runs them",
+    "kubernetes": "it needs a cluster; tests/deploy builds and checks its manifests",
+    "object-stores": "it needs a bucket; corpora/test_object_stores.py runs a store",
+    "protocol": "it is the contract; test_protocol_examples.py computes its examples",
+}
+"""Why the first task of a page is not run by the test of first tasks."""
+PRINTED = {
+    "documents-and-packing": r"torch.Size\(\[4, 512\]\) [12]\d{3}\n(.|\n)*sample 1:.* \| ",
+    "explain": r"document [\d,]+ page-\d+(.|\n)*seen in [1-9]\d* row",
+    "formats": r"uint16(.|\n)*sample 0: ",
+    "local-files": r"uint16(.|\n)*million tokens/s",
+    "mixtures": r"stage 1(.|\n)*web \d+(.|\n)*code \d+(.|\n)*math \d+",
+    "observability": r"WHAT NEEDS ATTENTION|DATASET(.|\n)*tokenfeed_start_time_seconds \d",
+    "operate": r"verdict: healthy(.|\n)*digest",
+    "pretrain": r"samples=3200",
+    "redact": r"^64$",
+    "resume-and-ranks": r"'end_sample': 336",
+    "secure": r"torch.Size\(\[32, 512\]\)",
+    "serve": r"fingerprint(.|\n)*sample 0:(.|\n)*SERVING",
+}
+"""What a first task prints, at least."""
+
+
+def first_task(page: str) -> list[tuple[str, str]]:
+    """The blocks of a page's first section, in order: language and code."""
+    section = re.split(r"^## ", PAGES[page], flags=re.MULTILINE)[1]
+    return re.findall(r"^```(sh|python)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+
+
+class Workshop:
+    """The folder and the servers in which first tasks are run. A server of one command is started
+    once: the pages share it.
+    """
+
+    def __init__(self, folder: Path, serve: Serve) -> None:
+        self.folder = folder
+        self._serve = serve
+        self._addresses: dict[str, dict[str, str]] = {}
+
+    def run(self, page: str) -> None:
+        """Run the first task of a page in the folder, which is the working directory."""
+        addresses: dict[str, str] = {}
+        for language, code in first_task(page):
+            if language == "python":
+                script = self.folder / "block.py"
+                script.write_text(_with(addresses, code))
+                runpy.run_path(str(script))
+                continue
+            other = ""
+            for line in code.replace("\\\n", " ").splitlines():
+                if not line.startswith("tokenfeed "):
+                    other += f"{line}\n"
+                    continue
+                _run_shell(_with(addresses, other), self.folder)
+                other = ""
+                if line.startswith("tokenfeed serve "):
+                    addresses |= self._addresses_of(line)
+                else:
+                    _run_command(_with(addresses, line), self.folder)
+            _run_shell(_with(addresses, other), self.folder)
+
+    def _addresses_of(self, command: str) -> dict[str, str]:
+        """Start the server of a command, and return its addresses by those of the page."""
+        if command not in self._addresses:
+            metrics = f"localhost:{free_port()}"
+            words = command.replace("9464", metrics.partition(":")[2]).split()[2:]
+            at = words.index("--port")
+            paths = [
+                self.folder / word if (self.folder / word).exists() else word for word in words
+            ]
+            address = self._serve(*paths[:at], *paths[at + 2 :]).address
+            self._addresses[command] = {"localhost:50051": address, "localhost:9464": metrics}
+        return self._addresses[command]
+
+
+def _with(addresses: dict[str, str], code: str) -> str:
+    for name, address in addresses.items():
+        code = code.replace(name, address)
+    return code
+
+
+def _run_shell(script: str, folder: Path) -> None:
+    if script.strip():
+        print(shell(script, folder))
+
+
+def _run_command(line: str, folder: Path) -> None:
+    """Run a command of ours in this process, which has imported what it needs."""
+    command, _, target = line.partition(" > ")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", shlex.split(command))
+        if target:
+            patch.setattr(sys, "stdout", (folder / target.strip()).open("w"))
+        with pytest.raises(SystemExit) as end:
+            main()
+        if target:
+            sys.stdout.close()
+        assert not end.value.code, line
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    """A folder with a few token files and the corpus of docs/ingest.md, and servers of them."""
+    folder = tmp_path_factory.mktemp("pages")
+    for number, name in enumerate(("web", "code", "math")):
+        tokens_of_documents(300_000, number).astype("<u2").tofile(folder / f"{name}.bin")
+    with serving(folder) as serve, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        workshop = Workshop(folder, serve)
+        workshop.run("ingest")
+        yield workshop
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.keys() - NOT_RUN.keys()))
+def test_the_first_task_of_a_page_runs(
+    page: str,
+    workshop: Workshop,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It is what a reader pastes first, and what the rest of the page builds upon."""
+    monkeypatch.chdir(workshop.folder)
+
+    workshop.run(page)
+
+    assert re.search(PRINTED[page], capfd.readouterr().out, re.MULTILINE)
+
+
+def test_a_page_that_is_not_run_exists() -> None:
+    """A reason that names no page hides one that is new."""
+    assert NOT_RUN.keys() <= PAGES.keys()

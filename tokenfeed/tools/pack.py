@@ -46,8 +46,9 @@ _SECONDS_PER_ROW = 1.6e-7
 _SECONDS_PER_LENGTH = 2.5e-5
 _DOCUMENTS_PER_LENGTH = 40
 """The last three only of packed-1, where each length of pieces that a file has takes one step. They
-fit the figures of docs/operations.md; for 100,000 documents a file they are up to three times too
-much. Two processes took about a second longer, to hand over the results. 2 shared cores, 2026-11.
+fit the figures of docs/documents-and-packing.md; for 100,000 documents a file they are up to three
+times too much. Two processes took about a second longer, to hand over the results. 2 shared cores,
+2026-11.
 """
 _SEARCH_SECONDS_PER_TOKEN = 2.1e-9
 """To search the documents of uint16 tokens in memory: 2.0 to 2.3 ns of a core. 2 shared cores,

@@ -338,7 +338,7 @@ def test_what_cannot_be_examined_ends_in_one_line(
 
 def test_the_manual_has_every_kind_with_its_exit_code() -> None:
     """Scripts are written by it."""
-    manual = (ROOT / "docs" / "operations.md").read_text()
+    manual = (ROOT / "docs" / "operate.md").read_text()
     rows = re.findall(r"^\| (1\d) \| (.*?) \|", manual, re.MULTILINE)
 
     documented = {kind: int(code) for code, kinds in rows for kind in re.findall("`(.*?)`", kinds)}

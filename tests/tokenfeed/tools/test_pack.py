@@ -303,7 +303,7 @@ def stopped_after(
 def test_the_estimate_is_near_to_what_was_measured(
     order: str, context_length: int, seconds: float, megabytes: float
 ) -> None:
-    """The figures of docs/operations.md: 10^7 documents of 1,000 tokens, in 16 files."""
+    """The figures of docs/documents-and-packing.md: 10^7 documents of 1,000 tokens, in 16 files."""
     key = pack.key_of(order, context_length, "cut")
 
     found = pack.estimate(key, token_count=10**10, document_count=10**7, file_count=16)

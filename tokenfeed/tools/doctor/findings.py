@@ -43,7 +43,7 @@ EXIT_CODES = {
     "slow-trainer": 18,
     "slow": 18,
 }
-"""Exit code of each kind of problem, by its layer. docs/operations.md has them too."""
+"""Exit code of each kind of problem, by its layer. docs/operate.md has them too."""
 
 
 @dataclass(frozen=True, slots=True)

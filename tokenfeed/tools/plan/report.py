@@ -59,7 +59,7 @@ class Report:
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values; docs/training.md says what they are."""
+        """Return plain values; docs/mixtures.md says what they are."""
         planned = self.planned
         first = planned.exhausted[0] if planned.exhausted else None
         return {

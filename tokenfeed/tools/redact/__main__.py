@@ -2,7 +2,7 @@
 erases them from its files if it is told to.
 
 A list changes nothing by itself: a training run names its hash, and has other tokens in place of
-these from a sample on. docs/operations.md, Taking data out.
+these from a sample on. docs/redact.md.
 """
 
 from __future__ import annotations
