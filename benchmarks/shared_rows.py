@@ -1,7 +1,7 @@
 """What does it save, and cost, if one rank of a tensor-parallel group reads for all of them?
 
 tp x dp = 2 x 2 under torchrun with gloo. Each rank reads the rows of its data-parallel rank; or the
-first of each group does, and broadcasts them as docs/resume-and-ranks.md says. Prints the tokens
+first of each group does, and broadcasts them, as docs/resume-and-ranks.md says. Prints the tokens
 that the server has sent, the time that a rank waits for a batch, and the processor time of all
 ranks and of the server. Exits with an error unless the ranks of a group have identical rows, and
 other groups have other ones.
