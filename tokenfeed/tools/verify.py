@@ -20,7 +20,6 @@ from tokenfeed.server.cli.dataset_options import add_dataset_arguments, parse_da
 from tokenfeed.server.datasets.content import full_digest
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import DatasetOptions
-from tokenfeed.server.datasets.redactions.describing import describe_lists
 from tokenfeed.server.datasets.redactions.opening import read_as_erased
 from tokenfeed.server.datasets.redactions.overlay import files_left
 from tokenfeed.server.datasets.sources import DatasetSource
@@ -31,6 +30,8 @@ from tokenfeed.server.datasets.sources.manifest import (
 )
 from tokenfeed.server.storage.door import StorageOptions, absolute
 from tokenfeed.server.storage.option_names import REDACTIONS
+
+from .redact.describing import describe_lists
 
 
 def build_parser() -> argparse.ArgumentParser:
