@@ -60,7 +60,8 @@ def passes(names: list[str], *, is_over: bool) -> bool:
     for name in names:
         install += ["-r", FOLDER / "requirements" / f"{name}.txt"]
         tests.append(FOLDER / f"with_{name}.py")
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # of Megatron-LM, say
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     return all(
         subprocess.run(command, check=False, cwd=ROOT, env=environ).returncode == 0
         for command in (install, tests)
