@@ -55,8 +55,8 @@ def validation_feeds(
     With order="shuffled" the first batches are a sample of the dataset.
 
     target, batch_size and context_length mean what they do for RemoteBatches.
-    sources has the names of the datasets; also as a mapping that has them as keys, such as the
-    weights of a mixture, or as a Mixture, of which these are all sources.
+    sources names the datasets: a list of names, a mapping whose keys are names, such as the
+    weights of a mixture, or a Mixture, whose sources are then all taken.
     Raises: InvalidRequest or NotFound (order), naming the argument and its limit. Iterating raises
     NotFound for a dataset that is not served, and else like RemoteBatches.
     """

@@ -240,9 +240,10 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         batch size and number of ranks. If nothing was read yet, this waits for the description of
         the corpus.
         before: a batch that the weights have not learned yet, as of a step that was interrupted; of
-        several, the first. The state is then that before this batch. Pass it as it came, one of the
-        last 1,024 of this feed: (x, y), x, a dict that holds x, or a batch of `batches`.
-        Raises: InvalidRequest if before is none of them; TokenfeedError if the corpus cannot be
+        several, the first. The state is then that before this batch. Pass the object that this feed
+        has delivered, not a copy: (x, y), x, a dict that holds x, or a batch of `batches`. A feed
+        knows its last 1,024 batches.
+        Raises: InvalidRequest if before is none of these; TokenfeedError if the corpus cannot be
         described.
         """
         if before is not None:
@@ -270,9 +271,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         weights in force there. Else the state is refused, or with "mixture" in allow the weights of
         this feed begin at the first end of a block from the saved sample on. Later stages may
         differ. Datasets that a change has brought are asked for.
-        Redactions of the state stay. If this feed has a redaction from before the saved sample that
-        the state does not have from the same sample on, the state is refused; with "redactions" in
-        allow, that redaction is in force from the saved sample on, or as the state says. If the
+        Redactions of the state stay. The state is refused if this feed has a redaction that begins
+        before the saved sample, and the state lacks it or begins it elsewhere; with "redactions" in
+        allow, it is in force from the saved sample on, or as the state says. If the
         state has a redaction of a corpus that this feed does not read, the state is refused; with
         "redactions" in allow, that redaction is dropped.
         Raises: StreamMismatch, naming what differs, also if ranks load different states;

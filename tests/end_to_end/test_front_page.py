@@ -4,6 +4,7 @@ stands there: only addresses, the device and an endless loop are those of a test
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import runpy
@@ -11,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, Serve, WriteTokens, serving
+from tests.support.commands import ENVIRONMENT
 from tests.support.ports import free_port
-from tokenfeed.__main__ import main
+from tokenfeed.commands import COMMANDS
+from tokenfeed.tools import bench as _bench  # noqa: F401  (binds its stderr before any capture)
 
 README = (ROOT / "README.md").read_text()
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -90,21 +94,60 @@ def test_the_code_of_the_readme_runs(servers: dict[str, str], tmp_path: Path) ->
             names["feed"].close()
 
 
-def shell(script: str, folder: Path) -> str:
-    """Run a script in a folder where the package is installed, and return what it prints."""
-    tokenfeed = f'tokenfeed() {{ "{sys.executable}" -m tokenfeed "$@"; }}'
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Other tests have the other cores, and torch's threads would spin while they wait for one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run_shell(script: str, folder: Path) -> None:
+    """Run a script in a folder, which is the working directory. Our commands, and scripts beside
+    the corpus, run in this process, which has imported torch; bash runs the rest.
+    """
+    other = ""
+    for line in script.replace("\\\n", " ").splitlines():
+        if not line.startswith(("tokenfeed ", "python quickstart-data/")):
+            other += f"{line}\n"
+            continue
+        _run_bash(other, folder)
+        other = ""
+        if line.startswith("tokenfeed "):
+            _run_command(line, folder)
+        else:
+            runpy.run_path(line.partition(" ")[2])
+    _run_bash(other, folder)
+
+
+def _run_bash(script: str, folder: Path) -> None:
+    if not script.strip():
+        return
     python = f'python() {{ "{sys.executable}" "$@"; }}'
     done = subprocess.run(
-        ["bash", "-ec", f"{tokenfeed}\n{python}\n{script}"],
+        ["bash", "-ec", f"{python}\n{script}"],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    print(done.stdout)
+
+
+def _run_command(line: str, folder: Path) -> None:
+    typed, _, target = line.partition(" > ")
+    name, *words = shlex.split(typed)[1:]
+    command = COMMANDS[name]
+    module = importlib.import_module(f"tokenfeed.{command.module}")
+    with ExitStack() as exits:
+        if target:
+            printed = exits.enter_context((folder / target.strip()).open("w"))
+            exits.enter_context(redirect_stdout(printed))
+        assert module.main([*command.arguments, *words]) == 0, line
 
 
 def without(step: str, *beginnings: str) -> str:
@@ -114,36 +157,46 @@ def without(step: str, *beginnings: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_quickstart_runs_step_by_step(serve: Serve, tmp_path: Path) -> None:
+def test_the_quickstart_runs_step_by_step(
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Who follows it must not have to think."""
+    monkeypatch.chdir(tmp_path)
     for name in ("examples", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     install, inspect, look, train, own_text = STEPS
     environment = ("python3 -m venv", ". .venv", "pip install")
 
-    printed = shell(f"{without(install, *environment).strip()} --seconds 0.5", tmp_path)
+    def printed_by(step: str) -> str:
+        capfd.readouterr()
+        run_shell(step, tmp_path)
+        return capfd.readouterr().out
+
+    printed = printed_by(f"{without(install, *environment).strip()} --seconds 0.5")
     assert re.search(r"made quickstart-data/train.bin: [\d,]+ tokens from \d+ pages", printed)
     assert re.search(r"tokenfeed \S+ listening on 127.0.0.1:\d+", printed)
     assert re.search(r"\d+ million tokens/s", printed)
     x, y = re.search(r"x\[0\]: \[(.*)\] ...\ny\[0\]: \[(.*)\] ...", printed).groups()
     assert x.split(", ")[1:] == y.split(", ")[:-1]
 
-    assert "uint16" in shell(without(inspect, "tokenfeed serve"), tmp_path)
+    assert "uint16" in printed_by(without(inspect, "tokenfeed serve"))
     data = re.search(r"tokenfeed serve --data (\S+) --port 50051", inspect)[1]
     address = serve("--data", tmp_path / data).address
 
-    found = shell(without(look, *environment).replace("localhost:50051", address), tmp_path)
+    found = printed_by(without(look, *environment).replace("localhost:50051", address))
     assert "sample 0:" in found
 
-    trained = shell(train.replace("localhost:50051", address), tmp_path)
+    trained = printed_by(train.replace("localhost:50051", address))
     assert re.findall(r"begins at sample (\d+)", trained) == ["0", "160"]
     assert re.findall(r"ends at sample (\d+)", trained) == ["160", "320"]
 
-    ingested = without(own_text, "tokenfeed serve")
-    shell(ingested, tmp_path)
+    run_shell(without(own_text, "tokenfeed serve"), tmp_path)
     corpus = re.search(r"tokenfeed serve --data (\S+) --port 50052", own_text)[1]
     own = serve("--data", tmp_path / corpus).address
-    assert "sample 0:" in shell(f"tokenfeed show {own} --tokenizer bytes", tmp_path)
+    assert "sample 0:" in printed_by(f"tokenfeed show {own} --tokenizer bytes")
 
 
 PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -165,7 +218,7 @@ PRINTED = {
     "formats": r"uint16(.|\n)*sample 0: ",
     "local-files": r"uint16(.|\n)*million tokens/s",
     "mixtures": r"stage 1(.|\n)*web \d+(.|\n)*code \d+(.|\n)*math \d+",
-    "observability": r"WHAT NEEDS ATTENTION|DATASET(.|\n)*tokenfeed_start_time_seconds \d",
+    "observability": r"DATASET(.|\n)*tokenfeed_start_time_seconds \d",
     "operate": r"verdict: healthy(.|\n)*digest",
     "pretrain": r"samples=3200",
     "redact": r"^64$",
@@ -201,18 +254,11 @@ class Workshop:
                 script.write_text(_with(addresses, code))
                 runpy.run_path(str(script))
                 continue
-            other = ""
-            for line in code.replace("\\\n", " ").splitlines():
-                if not line.startswith("tokenfeed "):
-                    other += f"{line}\n"
-                    continue
-                _run_shell(_with(addresses, other), self.folder)
-                other = ""
-                if line.startswith("tokenfeed serve "):
-                    addresses |= self._addresses_of(line)
-                else:
-                    _run_command(_with(addresses, line), self.folder)
-            _run_shell(_with(addresses, other), self.folder)
+            before, server, behind = _around_server(code)
+            run_shell(_with(addresses, before), self.folder)
+            if server:
+                addresses |= self._addresses_of(server)
+            run_shell(_with(addresses, behind), self.folder)
 
     def _addresses_of(self, command: str) -> dict[str, str]:
         """Start the server of a command, and return its addresses by those of the page."""
@@ -234,23 +280,12 @@ def _with(addresses: dict[str, str], code: str) -> str:
     return code
 
 
-def _run_shell(script: str, folder: Path) -> None:
-    if script.strip():
-        print(shell(script, folder))
-
-
-def _run_command(line: str, folder: Path) -> None:
-    """Run a command of ours in this process, which has imported what it needs."""
-    command, _, target = line.partition(" > ")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", shlex.split(command))
-        if target:
-            patch.setattr(sys, "stdout", (folder / target.strip()).open("w"))
-        with pytest.raises(SystemExit) as end:
-            main()
-        if target:
-            sys.stdout.close()
-        assert not end.value.code, line
+def _around_server(code: str) -> tuple[str, str, str]:
+    """Split a block into what comes before its server, the command of that, and the rest."""
+    found = re.search(r"^tokenfeed serve .*$", code, re.MULTILINE)
+    if found is None:
+        return code, "", ""
+    return code[: found.start()], found[0], code[found.end() :]
 
 
 @pytest.fixture(scope="module")
@@ -259,10 +294,11 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     folder = tmp_path_factory.mktemp("pages")
     for number, name in enumerate(("web", "code", "math")):
         tokens_of_documents(300_000, number).astype("<u2").tofile(folder / f"{name}.bin")
-    with serving(folder) as serve, pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with serving(folder) as serve:
         workshop = Workshop(folder, serve)
-        workshop.run("ingest")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            workshop.run("ingest")
         yield workshop
 
 
@@ -274,6 +310,7 @@ def test_the_first_task_of_a_page_runs(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It is what a reader pastes first, and what the rest of the page builds upon."""
+    assert page in PRINTED, "say in PRINTED what its first task prints, or in NOT_RUN why not"
     monkeypatch.chdir(workshop.folder)
 
     workshop.run(page)
