@@ -27,6 +27,7 @@ from .datasets.redactions.overlay import files_left
 from .datasets.sources import DatasetSource
 from .datasets.sources.manifest import ManifestSplit, read_splits, require_as_ingested
 from .storage.door import StorageOptions, absolute
+from .storage.objects.cache_choice import FOLDER_OPTION, require_intact
 from .storage.option_names import REDACTIONS
 
 
@@ -39,6 +40,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: tokenfeed verify shards/ --dtype uint16",
     )
     add_dataset_arguments(parser, REDACTIONS)
+    parser.add_argument(
+        FOLDER_OPTION,
+        metavar="DIR",
+        help="also check each block of the cache of objects in this folder; those that have "
+        "changed are taken out of it",
+    )
     return parser
 
 
@@ -46,10 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Verify.  Returns: 0 if it is intact, 1 after an error in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
-    return exit_code(
-        lambda: verify(*parse_dataset(arguments)),
-        interrupted="no digest was stored",
-    )
+
+    def verify_all() -> None:
+        verify(*parse_dataset(arguments))
+        if arguments.object_cache is not None:
+            blocks = require_intact(arguments.object_cache)
+            print(f"object cache: {blocks} blocks are as they were written")
+
+    return exit_code(verify_all, interrupted="no digest was stored")
 
 
 def verify(source: DatasetSource, options: DatasetOptions) -> None:

@@ -91,8 +91,11 @@ class Extents(NamedTuple):
 
     def sample(self) -> Extents:
         """Return a few of them, spread evenly over all."""
-        each = slice(None, None, max(1, -(-self.file.size // _EXTENTS_SAMPLED)))
-        return Extents(self.file[each], self.first_byte[each], self.sizes[each])
+        return self.of(np.arange(0, self.file.size, max(1, -(-self.file.size // _EXTENTS_SAMPLED))))
+
+    def of(self, places: Numbers) -> Extents:
+        """Return some of them, end to end.  places: int64[m], which ones."""
+        return Extents(self.file[places], self.first_byte[places], self.sizes[places])
 
 
 class Piece(NamedTuple):

@@ -113,7 +113,10 @@ class Pin(NamedTuple):
 
 
 class Bucket:
-    """A bucket, or a web server. May be used from several threads at once."""
+    """A bucket, or a web server. May be used from several threads at once.
+
+    address: a text that is another one for any other bucket.
+    """
 
     def __init__(self, url: Url, store: Any = None) -> None:
         """Open it; does no I/O.  store: of obstore, instead of that of the URL; for tests.
@@ -121,6 +124,9 @@ class Bucket:
         Raises: InvalidCorpus if obstore is missing; NoCredentials.
         """
         self.url = url
+        # Buckets of the same name are others at another endpoint, or of another account.
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "") if url.scheme == "az" else ""
+        self.address = " ".join([url.bucket, _endpoint_of(url.scheme), account])
         self._given = store
         self._lock = threading.Lock()
         self._renewed, self._renewed_at = 0, -_RENEW_SECONDS
