@@ -137,6 +137,10 @@ class FileFacts(Protocol):
     def ctime_ns(self) -> int:
         """Return when it was last changed, in nanoseconds since 1970."""
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Return what names its content, such as an ETag; none where a storage has nothing."""
+
 
 class StoredShard(Protocol):
     """One file of a dataset, as an operator sees it."""

@@ -90,6 +90,11 @@ class Pin(NamedTuple):
         return self.mtime_ns
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """What names its content; its time is to the second, and may come back."""
+        return (self.tag,)
+
+    @property
     def is_certain(self) -> bool:
         """Whether other content of the same size would be noticed."""
         return bool(self.e_tag or self.version or self.modified != _NO_TIME)
