@@ -40,7 +40,6 @@ _FREE_BYTES_MIN = 50 << 30
 """Of a disk, that a cache in a default folder leaves free."""
 _IN_MEMORY = ("tmpfs", "ramfs")
 _SHARED_FOLDER = "/var/tmp"
-_POD_FOLDER = "/var/run/secrets/kubernetes.io"
 
 
 def open_cache(
@@ -69,7 +68,7 @@ def open_cache(
         return _cache(slab, objects, folder)
     own = os.path.join(_SHARED_FOLDER, f"tokenfeed-{os.geteuid()}")
     problems = []
-    for chosen in (cache_folder(), own) if not os.path.exists(_POD_FOLDER) else ():
+    for chosen in (cache_folder(), own) if "KUBERNETES_SERVICE_HOST" not in os.environ else ():
         slab_or_problem = _opened_unasked(chosen, size_bytes, block_count)
         if isinstance(slab_or_problem, Slab):
             return _cache(slab_or_problem, objects, chosen)

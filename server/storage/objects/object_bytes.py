@@ -86,7 +86,7 @@ class ObjectShard:
         """A text that no other content has; "" if only its time and size tell, to the second."""
         if not (self.pin.e_tag or self.pin.version):
             return ""
-        facts = self.pin.size_bytes, self.layout.first_byte, self.pin.tag
+        facts = self.pin.size_bytes, self.layout.first_byte, self.content_bytes, self.pin.tag
         return "\0".join([self.bucket.address, self.key, *map(str, facts)])
 
     @property

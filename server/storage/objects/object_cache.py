@@ -380,7 +380,7 @@ class ObjectCache:
 
 
 def damaged_of(slab: Slab, slots: Numbers) -> Numbers:
-    """Return those of some slots that hold a block whose checksum has changed.  Raises: OSError."""
+    """Return those of some slots that hold a block whose checksum has changed."""
     used = slots[slab.entries["stamp"][slots] != 0]
     found = [slot for slot in used.tolist() if not slab.is_intact(slot)]
     return np.array(found, dtype=np.int64)

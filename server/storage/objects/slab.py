@@ -22,6 +22,7 @@ import struct
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -110,8 +111,10 @@ class Slab:
 
     @property
     def evictions(self) -> int:
-        """How often slots have been emptied, by any process; -1 if the file is truncated."""
-        counts = os.pread(self._descriptor, _COUNTS.size, _COUNTS_AT)
+        """How often slots have been emptied, by any process; -1 if that cannot be read."""
+        counts = b""
+        with suppress(OSError):
+            counts = os.pread(self._descriptor, _COUNTS.size, _COUNTS_AT)
         return int(_COUNTS.unpack(counts)[0]) if len(counts) == _COUNTS.size else -1
 
     # --- the thread that changes entries ---
@@ -192,10 +195,11 @@ class Slab:
             self._raise_counts(0, 1)
 
     def is_intact(self, slot: int) -> bool:
-        """Return whether a block has the checksum of when it was written.  Raises: OSError."""
-        entry = self.entries[slot]
+        """Return whether a block can be read, and has the checksum of when it was written."""
+        entry, content = self.entries[slot], b""
         first = self._slots_at + slot * SLOT_BYTES
-        content = os.pread(self._descriptor, int(entry["size"]), first)
+        with suppress(OSError):
+            content = os.pread(self._descriptor, int(entry["size"]), first)
         whole = np.frombuffer(content, dtype=np.uint8)
         return len(content) == entry["size"] and crc32c.extend(0, whole) == int(entry["crc"])
 
@@ -270,27 +274,37 @@ def size_of(slot_count: int) -> int:
 
 def size_in(folder: str) -> int:
     """Return the size of the file in a folder; 0 if there is none."""
-    return _size(os.path.join(folder, FOLDER, FILE))
+    try:
+        return os.stat(os.path.join(folder, FOLDER, FILE)).st_size
+    except OSError:
+        return 0
 
 
 def _make(own: str, folder: int, slot_count: int) -> None:
     """Make the file, unless there is one of this size.  Raises: OSError, UnusableFolder."""
-    path, size_bytes = os.path.join(own, FILE), size_of(slot_count)
-    size_now = _size(path)
-    if size_now == size_bytes and _slots_in(path) == slot_count:
-        return
+    size_bytes, size_now = size_of(slot_count), 0
+    with suppress(OSError):
+        size_now = os.stat(FILE, dir_fd=folder).st_size
+    if size_now == size_bytes:
+        descriptor = _open_file(folder)
+        try:
+            if _slots_in(descriptor) == slot_count:
+                return
+        finally:
+            os.close(descriptor)
     # Some file systems fill the disk before they refuse.
-    free_bytes = shutil.disk_usage(own).free + size_now
+    free_bytes = shutil.disk_usage(folder).free + size_now
     if free_bytes < size_bytes:
         problem = f"{own} has no room for {size_bytes} bytes, only for {free_bytes}"
         raise UnusableFolder(problem)
-    for name in os.listdir(own):
+    for name in os.listdir(folder):
         # The one there is before the other, and those of processes that were killed: never is more
         # on the disk.
         if name == FILE or name.startswith(f"{FILE}."):
-            os.unlink(os.path.join(own, name))
-    made = f"{path}.{secrets.token_hex(8)}"
-    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.unlink(name, dir_fd=folder)
+    made = f"{FILE}.{secrets.token_hex(8)}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(made, flags, 0o600, dir_fd=folder)
     try:
         try:
             os.posix_fallocate(descriptor, 0, size_bytes)
@@ -301,30 +315,23 @@ def _make(own: str, folder: int, slot_count: int) -> None:
         header = _MAGIC + struct.pack("<QQQ", slot_count, secrets.randbits(62), 0)
         _write_all(descriptor, memoryview(header), 0)
         os.fsync(descriptor)
-        os.rename(made, path)
+        os.rename(made, FILE, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
     except BaseException:
-        os.unlink(made)
+        with suppress(OSError):
+            os.unlink(made, dir_fd=folder)
         raise
     finally:
         os.close(descriptor)
 
 
-def _size(path: str) -> int:
-    """Return the size of a file; 0 if there is none."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
 def _opened(own: str, folder: int) -> Slab:
+    descriptor = _open_file(folder)
     path = os.path.join(own, FILE)
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         _require_own(path, status, "delete it, or name another folder")
-        slot_count = _slots_in(path)
+        slot_count = _slots_in(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size != size_of(slot_count):
             raise UnusableFolder(f"{path} is no file of a cache, or truncated; delete it")
         return Slab(folder, descriptor, slot_count)
@@ -333,10 +340,15 @@ def _opened(own: str, folder: int) -> Slab:
         raise
 
 
-def _slots_in(path: str) -> int:
+def _open_file(folder: int) -> int:
+    # By the open folder: its path may lead elsewhere by now.
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.open(FILE, flags, dir_fd=folder)
+
+
+def _slots_in(descriptor: int) -> int:
     """Return how many slots a file says that it has; 0 if it is none of ours."""
-    with open(path, "rb") as file:
-        header = file.read(len(_MAGIC) + 8)
+    header = os.pread(descriptor, len(_MAGIC) + 8, 0)
     if header[: len(_MAGIC)] != _MAGIC or len(header) != len(_MAGIC) + 8:
         return 0
     return int(struct.unpack("<Q", header[len(_MAGIC) :])[0])
