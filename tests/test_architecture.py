@@ -125,7 +125,6 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
     "client.feed.ranks.agreement": {"torch"},
     "client.feed.ranks.coordinates": {"torch"},
     "tokenfeed.tools.bench": {"torch"},
-    "tokenfeed.tools.plan.picture": {"matplotlib"},
     "tokenfeed.tools.provenance.output": {"pyarrow"},
     "tokenfeed.tools.provenance.files.torch_file": {"torch"},
 }
@@ -345,10 +344,6 @@ def test_what_a_docstring_says_it_knows_nothing_of_is_not_reached() -> None:
     assert claims >= 6
 
 
-KNOWS_FILES = {"server.datasets.redactions.erasing"}
-"""Only files of this machine are erased."""
-
-
 @pytest.mark.parametrize(
     ("imported", "side", "package"),
     [
@@ -364,8 +359,7 @@ def test_only_one_package_imports(imported: str, side: str, package: str) -> Non
         if within(name, side) and any(within(one.name, imported) for one in imports(name))
     }
 
-    knows = KNOWS_FILES if imported == "server.storage.local" else set()
-    assert {name for name in importing if not within(name, package)} == knows
+    assert {name for name in importing if not within(name, package)} == set()
     assert importing
 
 

@@ -8,7 +8,7 @@ come from the feed: nothing can distribute them among ranks, or skip them once m
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
@@ -30,13 +30,6 @@ from ..device.target_mask import IGNORED_TARGET
 _LOG = logging.getLogger("tokenfeed.client")
 
 _FEEDS = (RemoteBatches, TorchEpoch, WholeDataset)
-_REFUSED = {
-    "auto_find_batch_size": "cannot make the batches of a feed smaller; omit it",
-    "compute_loss_func": "would shift the targets once more, as the usual ones do; omit it",
-    "label_smoothing_factor": "has to be 0: the Trainer would shift the targets once more to "
-    "smooth them",
-}
-"""Arguments of a Trainer that do not go with a feed, and why."""
 
 
 class FeedTrainer(Trainer):  # type: ignore[misc]
@@ -53,6 +46,13 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
 
     _stand_in: Any = range(0)
     """What the constructor of the Trainer gets in the place of feeds."""
+    _refused: Mapping[str, str] = {
+        "auto_find_batch_size": "cannot make the batches of a feed smaller; omit it",
+        "compute_loss_func": "would shift the targets once more, as the usual ones do; omit it",
+        "label_smoothing_factor": "has to be 0: the Trainer would shift the targets once more to "
+        "smooth them",
+    }
+    """Arguments that do not go with a feed, unless they have their default, and why."""
 
     def __init__(
         self,
@@ -75,8 +75,9 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
             problem = "is no feed; pass RemoteBatches(...), or feed.epoch(k)"
             raise InvalidRequest("train_dataset", problem)
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
-        for name, problem in _REFUSED.items():
-            if getattr(given, name, None) or kwargs.get(name) is not None:
+        for name, problem in self._refused.items():
+            is_default = getattr(given, name, None) == getattr(type(given), name, None)
+            if not is_default or kwargs.get(name) is not None:
                 raise InvalidRequest(name, problem)
         has_feeds = bool(_feeds_of(eval_dataset))
         super().__init__(

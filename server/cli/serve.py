@@ -52,6 +52,7 @@ from ..runtime.process.signals import Signals
 from ..runtime.threads.poll_rate import PollRate
 from ..runtime.threads.poller import Poller, RescanWorker
 from ..storage.door import StorageOptions
+from ..storage.objects.cache_choice import open_cache
 from ..storage.option_names import CACHE_DIR, VOCAB_SIZE
 from .dataset_options import parse_all, refused
 from .serve_options import build_parser
@@ -98,6 +99,12 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     tokens = tokens_of(arguments)
     require_metrics(arguments)
     datasets = open_datasets(arguments)
+    opened = datasets.values()
+    stores = [each.store for each in opened]
+    stores += [plane.store for each in opened for plane in each.plane_files]
+    cache = open_cache(
+        [store.files for store in stores], arguments.object_cache, arguments.object_cache_bytes
+    )
     activity, counts = Activity(), CallCounts()
     calls = AdmissionControl(limits, counts)
     describe_calls = AdmissionControl(DESCRIBE_LIMITS, counts)
@@ -118,7 +125,7 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     health = Health(datasets)
     health.add_to(server)
     warm_up = WarmUp(datasets.values(), arguments.warm_up_bytes)
-    state = ServerState(datasets, activity, calls, warm_up)
+    state = ServerState(datasets, activity, calls, warm_up, cache)
     residency = Residency(datasets)
     trusts_loopback = not (CLIENTS in tokens or arguments.allow_plaintext_token)
     status = Status(state, residency, tokens.get(OPERATORS), trusts_loopback=trusts_loopback)
@@ -155,6 +162,8 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         drain()
     stopped = listener.stop(server, arguments.drain_seconds)
     warm_up.close()
+    if cache is not None:
+        cache.close()
     for dataset in datasets.values():
         dataset.stop_search()
     rescans.close()

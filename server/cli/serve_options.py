@@ -10,6 +10,7 @@ from tokenfeed.commands import program
 from tokenfeed.stream.position import BATCH_BYTES_MAX
 
 from ..datasets.options import OPTIONS
+from ..storage.objects.cache_choice import FOLDER_OPTION, SIZE_OPTION
 from ..storage.option_names import (
     CACHE_DIR,
     DTYPE,
@@ -89,6 +90,20 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         metavar="BYTES",
         help="preload datasets into memory, up to this many bytes in total; 0 disables it "
         "(default: what fits)",
+    )
+    add(
+        FOLDER_OPTION,
+        metavar="DIR",
+        help="folder of a local disk where tokens of object stores are kept; none: they are "
+        "fetched again for each row (default: where there is a local disk: tokenfeed in "
+        "$XDG_CACHE_HOME, or in ~/.cache; else in /var/tmp)",
+    )
+    add(
+        SIZE_OPTION,
+        type=int,
+        metavar="BYTES",
+        help="maximum size of what is kept there (default: the corpora, and at most half of what "
+        "is free)",
     )
 
 

@@ -222,8 +222,7 @@ def log_opened(dataset: Dataset) -> None:
     if scheme_of(store.shards[0].path):
         requests = REQUESTS.by_reason.values()
         _LOG.info(
-            "objects opened dataset=%s objects=%d requests=%d bytes=%d (of this process so far); "
-            "each row is fetched again in each epoch: docs/object-stores.md has what that costs",
+            "objects opened dataset=%s objects=%d requests=%d bytes=%d (of this process so far)",
             dataset.name,
             len(store.shards),
             sum(each.gets for each in requests),

@@ -38,6 +38,7 @@ def file_facts(files: Bytes) -> list[list[object]]:
             facts.mtime_ns,
             shard.layout.first_byte,
             shard.layout.token_count,
+            *facts.tags,
         ]
         for shard, facts in zip(files.shards, files.facts, strict=True)
     ]

@@ -91,8 +91,11 @@ class Extents(NamedTuple):
 
     def sample(self) -> Extents:
         """Return a few of them, spread evenly over all."""
-        each = slice(None, None, max(1, -(-self.file.size // _EXTENTS_SAMPLED)))
-        return Extents(self.file[each], self.first_byte[each], self.sizes[each])
+        return self.of(np.arange(0, self.file.size, max(1, -(-self.file.size // _EXTENTS_SAMPLED))))
+
+    def of(self, places: Numbers) -> Extents:
+        """Return some of them, end to end.  places: int64[m], which ones."""
+        return Extents(self.file[places], self.first_byte[places], self.sizes[places])
 
 
 class Piece(NamedTuple):
@@ -133,6 +136,10 @@ class FileFacts(Protocol):
     @property
     def ctime_ns(self) -> int:
         """Return when it was last changed, in nanoseconds since 1970."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Return what names its content, such as an ETag; none where a storage has nothing."""
 
 
 class StoredShard(Protocol):

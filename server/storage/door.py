@@ -69,8 +69,11 @@ class Door(Protocol):
         one of another format.
         """
 
-    def entry(self, path: str) -> Entry | None:
-        """Return what a path names; None if that is nothing."""
+    def entry(self, path: str, *, at_once: bool = False) -> Entry | None:
+        """Return what a path names; None if that is nothing.
+
+        at_once: whether what was seen a moment ago may not be told again.
+        """
 
     def entries(self, folder: str, suffixes: tuple[str, ...] = ("",)) -> list[Entry]:
         """Return what is in a folder, in no order.

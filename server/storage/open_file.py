@@ -56,6 +56,11 @@ class OpenFile(ABC):
     def version(self) -> object:
         """Other once the file was replaced or written to."""
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What names its content, such as an ETag; none where a storage has nothing."""
+        return ()
+
     @abstractmethod
     def read(self, first_byte: int, size_bytes: int) -> bytes:
         """Return size_bytes bytes from first_byte on.  Raises: InvalidCorpus if any is missing."""

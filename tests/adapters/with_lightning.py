@@ -135,7 +135,11 @@ def is_called(hook: str, batch: int, accumulate: int) -> bool:
     return hook != "on_train_epoch_end" or place == PER_EPOCH
 
 
-MOMENTS = [each for each in product(HOOKS, [5, 6, 7], [1, 2, 4]) if is_called(*each)]
+MOMENTS = [
+    pytest.param(*each, marks=() if each[1:] == (6, 4) else pytest.mark.proof)
+    for each in product(HOOKS, [5, 6, 7], [1, 2, 4])
+    if is_called(*each)
+]
 
 
 @pytest.mark.parametrize(("hook", "batch", "accumulate"), MOMENTS)
@@ -180,8 +184,10 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Callback], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.proof), 4])
+@pytest.mark.parametrize(
+    "error", [pytest.param(RuntimeError, marks=pytest.mark.proof), KeyboardInterrupt]
+)
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_what_lightning_saves_by_itself_is_resumed_exactly(
     target: str, path: Path, tmp_path: Path, kind: str, error: type[BaseException], accumulate: int
@@ -428,6 +434,7 @@ def close(weights: list[float], expected: Tensor) -> bool:
     return torch.allclose(torch.tensor(weights), expected, atol=1e-5)
 
 
+@pytest.mark.proof
 def test_two_ranks_share_the_rows_and_a_run_goes_on_with_one_or_two(
     target: str, path: Path, tmp_path: Path
 ) -> None:
@@ -455,6 +462,7 @@ def test_two_ranks_share_the_rows_and_a_run_goes_on_with_one_or_two(
         assert (one["steps"], one["epochs"]) == (9, 3)
 
 
+@pytest.mark.proof
 def test_the_loss_of_a_validation_on_two_ranks_is_that_of_all_rows(
     target: str, path: Path, tmp_path: Path
 ) -> None:
@@ -475,6 +483,7 @@ def test_the_loss_of_a_validation_on_two_ranks_is_that_of_all_rows(
     assert all(np.isnan(one["validated"][0]) for one in alone)
 
 
+@pytest.mark.proof
 def test_ranks_with_different_numbers_of_batches_all_get_an_error(
     target: str, tmp_path: Path
 ) -> None:
@@ -483,6 +492,7 @@ def test_ranks_with_different_numbers_of_batches_all_get_an_error(
         assert "num_batches: differ: one rank has 5 batches, another one 6" in one["error"]
 
 
+@pytest.mark.proof
 def test_two_ranks_end_together_where_their_feed_ends(target: str, tmp_path: Path) -> None:
     """Before max_steps is reached."""
     trainer = {"max_steps": 100, "max_epochs": -1}

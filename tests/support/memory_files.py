@@ -52,6 +52,7 @@ class MemoryFacts:
     size_bytes: int
     mtime_ns: int = 1
     ctime_ns: int = 1
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,7 @@ class MemoryDoor:
     def exists(self, path: str) -> bool:
         return self.entry(path) is not None
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str, *, at_once: bool = False) -> Entry | None:
         name = self._name(path)
         if name in self.files:
             return Entry(path, False, len(self.files[name]), hash(self.files[name]))

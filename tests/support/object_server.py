@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
@@ -47,7 +48,7 @@ class StoredObject:
     written: int = _WRITTEN
     has_etag: bool = True
 
-    @property
+    @cached_property
     def etag(self) -> str:
         return f'"{hashlib.md5(self.content).hexdigest()}"'
 

@@ -17,11 +17,12 @@ from tokenfeed.commands.output import exit_code, stdout_of_any_path
 from tokenfeed.server.cli.dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
-from tokenfeed.server.datasets.redactions.describing import describe_lists
 from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats.document_ids import ids_beside
 from tokenfeed.server.storage.option_names import REDACTIONS, VOCAB_SIZE
 from tokenfeed.server.storage.store import TokenStore
+
+from .redact.describing import describe_lists
 
 _FILES_SHOWN = 20
 

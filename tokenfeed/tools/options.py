@@ -168,7 +168,7 @@ def _add_plan(commands: _Commands) -> None:
 
 
 def _add_plan_files(add: _Add) -> None:
-    """Add what a plan starts from, and what it is written to."""
+    """Add what a plan starts from, and how it is printed."""
     add(
         "--state",
         metavar="PATH",
@@ -179,11 +179,6 @@ def _add_plan_files(add: _Add) -> None:
         "--allow-mixture",
         action="store_true",
         help='as load_state_dict(state, allow=("mixture",))',
-    )
-    add(
-        "--plot",
-        metavar="PATH",
-        help="draw the shares into a PNG file, in place of an older one; needs matplotlib",
     )
     add("--json", action="store_true", help="print one JSON object")
 

@@ -20,7 +20,6 @@ from tokenfeed.server.cli.dataset_options import add_dataset_arguments, parse_da
 from tokenfeed.server.datasets.content import full_digest
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import DatasetOptions
-from tokenfeed.server.datasets.redactions.describing import describe_lists
 from tokenfeed.server.datasets.redactions.opening import read_as_erased
 from tokenfeed.server.datasets.redactions.overlay import files_left
 from tokenfeed.server.datasets.sources import DatasetSource
@@ -30,7 +29,10 @@ from tokenfeed.server.datasets.sources.manifest import (
     require_as_ingested,
 )
 from tokenfeed.server.storage.door import StorageOptions, absolute
+from tokenfeed.server.storage.objects.cache_choice import FOLDER_OPTION, require_intact
 from tokenfeed.server.storage.option_names import REDACTIONS
+
+from .redact.describing import describe_lists
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,6 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: tokenfeed verify shards/ --dtype uint16",
     )
     add_dataset_arguments(parser, REDACTIONS)
+    parser.add_argument(
+        FOLDER_OPTION,
+        metavar="DIR",
+        help="also check each block of the cache of objects in this folder; those that have "
+        "changed are taken out of it",
+    )
     return parser
 
 
@@ -49,10 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Verify.  Returns: 0 if it is intact, 1 after an error in one line, 130 after Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
-    return exit_code(
-        lambda: verify(*parse_dataset(arguments)),
-        interrupted="no digest was stored",
-    )
+
+    def verify_all() -> None:
+        verify(*parse_dataset(arguments))
+        if arguments.object_cache is not None:
+            blocks = require_intact(arguments.object_cache)
+            print(f"object cache: {blocks} blocks are as they were written")
+
+    return exit_code(verify_all, interrupted="no digest was stored")
 
 
 def verify(source: DatasetSource, options: DatasetOptions) -> None:

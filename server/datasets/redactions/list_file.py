@@ -14,11 +14,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.memo import Memo
+from ...runtime.threads.worker_threads import WorkerThreads
 from ...storage.door import door_of, scheme_of
 from .list_content import BYTES_MAX, DamagedList, Erasure, ListContent
 from .ranges import Numbers, RedactionList
@@ -28,6 +30,10 @@ _LOG = logging.getLogger("tokenfeed.server")
 SUFFIX = ".tokenfeed-redactions.jsonl"
 _LOOK_SECONDS = 1.0
 """Between two looks at the file: on a file system of a network each is a request."""
+_STORE_LOOK_SECONDS = 10.0
+"""Between two looks at a list in an object store: each is billed, and may take seconds, so that a
+thread of its own does it. After one that failed, also who needs to know at once does not look."""
+_THREADS = WorkerThreads(4)
 _OLDER_RANGES_KEPT = 1 << 22
 """Of older lists: 100 MB."""
 
@@ -78,7 +84,7 @@ def _state_now(path: str) -> _FileState:
     if not scheme_of(path):
         return _state_of(os.stat(path))
     try:
-        found = door_of(path).entry(path)
+        found = door_of(path).entry(path, at_once=True)
     except InvalidCorpus as error:
         raise OSError(errno.EIO, error.problem) from error
     if found is None:
@@ -153,7 +159,7 @@ class RedactionLists:
         self._older = Memo[bytes, RedactionList](lambda one: len(one.ranges), _OLDER_RANGES_KEPT)
         self._lock = threading.Lock()  # guards the rest
         self._state: _FileState = ()
-        self._looked_at = -_LOOK_SECONDS
+        self._looked_at = self._failed_at = self._asked_at = -_STORE_LOOK_SECONDS
         self._problem = ""
         if content is not None:
             try:
@@ -231,17 +237,30 @@ class RedactionLists:
         """Read the file again if it has changed.
 
         at_once: also within a second, and on the file system of a network: to open a file asks
-        the server for its status, which a stat may have from a cache of up to a minute.
+        the server for its status, which a stat may have from a cache of up to a minute. Of a list
+        in an object store only this waits for it.
         """
-        if not at_once and time.monotonic() - self._looked_at < _LOOK_SECONDS:
+        called_at = time.monotonic()
+        if scheme_of(self.path):
+            if called_at - self._failed_at < _STORE_LOOK_SECONDS:
+                return
+            if not at_once:
+                if called_at - self._asked_at >= _STORE_LOOK_SECONDS:
+                    self._asked_at = called_at
+                    _THREADS.submit(partial(self._look, at_once=True))
+                return
+        elif not at_once and called_at - self._looked_at < _LOOK_SECONDS:
             return
         if not self._lock.acquire(blocking=at_once):
             return  # another thread looks
         try:
+            if scheme_of(self.path) and max(self._looked_at, self._failed_at) > called_at:
+                return  # another thread has looked meanwhile
             self._looked_at = time.monotonic()
             self._read_again(opens=at_once)
         except OSError as error:
             if error.errno not in _ABSENT:
+                self._failed_at = time.monotonic()
                 self._ignore(f"cannot be read: {error.strerror}")
                 return
             if self._known is not None and self._state:

@@ -20,6 +20,7 @@ from tokenfeed import __version__
 from ...runtime.http_server import Page
 from ...runtime.process import memory_limit, use
 from ...storage.objects.counts import REQUESTS
+from ...storage.objects.object_cache import CacheCounts
 from ..activity import BOUNDS, FrameCounts, Histogram, Labels
 from .server_state import ServerState
 
@@ -133,6 +134,8 @@ class _ServerCollector(Collector):
             ("reason",),
             {(reason,): each.size_bytes for reason, each in requests.items()},
         )
+        if (cache := self._state.object_cache) is not None:
+            yield from _object_cache(cache.counts)
         shares = {key: self._state.warm_up.share(store) for key, store in stores.items()}
         yield _gauge(
             "tokenfeed_warm_up_progress_ratio",
@@ -179,6 +182,27 @@ class _ServerCollector(Collector):
         ):
             yield _gauge(name, what, (), {(): value})
         yield _gauge("tokenfeed_build_info", "1.", ("version",), {(__version__,): 1})
+
+
+def _object_cache(counts: CacheCounts) -> Iterator[Metric]:
+    for name, what, value in (
+        ("size_bytes", "Size of the cache of objects; 0 if it cannot be used any more.", 0),
+        ("blocks", "Blocks of 1 MiB of the datasets in object stores.", 1),
+        ("cached_blocks", "Those of them that are in the cache.", 2),
+    ):
+        yield _gauge(f"tokenfeed_object_cache_{name}", what, (), {(): counts[value]})
+    yield _counter(
+        "tokenfeed_object_cache_rows",
+        "Ranges of rows that were copied from the cache (hit), or fetched (miss).",
+        ("result",),
+        {("hit",): counts.hits, ("miss",): counts.misses},
+    )
+    yield _counter(
+        "tokenfeed_object_cache_damaged_blocks",
+        "Blocks of the cache whose checksum had changed, and which are fetched again.",
+        (),
+        {(): counts.damaged},
+    )
 
 
 def _streams(counts: dict[Labels, FrameCounts]) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ...datasets.dataset import Dataset
 from ...datasets.warmup import WarmUp
+from ...storage.objects.object_cache import ObjectCache
 from ..activity import Activity
 from ..admission import AdmissionControl
 
@@ -17,10 +18,12 @@ from ..admission import AdmissionControl
 @dataclass(frozen=True, slots=True)
 class ServerState:
     """datasets: by name.  activity: of their streams.  calls: admits those for rows; its counts are
-    those of all calls of the service.  warm_up: of the datasets.
+    those of all calls of the service.  warm_up: of the datasets.  object_cache: of those in object
+    stores; None without one.
     """
 
     datasets: Mapping[str, Dataset]
     activity: Activity
     calls: AdmissionControl
     warm_up: WarmUp
+    object_cache: ObjectCache | None = None

@@ -80,4 +80,4 @@ def index_facts(path: str) -> list[object]:
     gone.
     """
     with open_file(path) as file:
-        return [file.name, file.size_bytes, file.modified_ns]
+        return [file.name, file.size_bytes, file.modified_ns, *file.tags]

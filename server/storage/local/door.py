@@ -32,7 +32,7 @@ class LocalDoor:
             return False
         return True
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str, *, at_once: bool = False) -> Entry | None:
         """Return what a path names; None if that is nothing."""
         try:
             status = os.stat(path)

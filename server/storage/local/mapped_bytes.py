@@ -90,14 +90,14 @@ class MappedBytes(LocalBytes):
         return gather_mapped
 
     def _resident_count(self, extents: Extents) -> int:
-        for count, (first, size) in enumerate(_whole_pages(ranges_of(extents)).tolist()):
+        for count, (first, size) in enumerate(whole_pages(ranges_of(extents)).tolist()):
             if not syscalls.residency(first, size).all():
                 return count
         return extents.file.size
 
     def read_ahead(self, extents: Extents) -> None:
         """Make the kernel start to read extents."""
-        self._start_reading(_whole_pages(ranges_of(extents)))
+        self._start_reading(whole_pages(ranges_of(extents)))
 
     def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes of a shard, read without the map: the page table entries of a terabyte
@@ -110,7 +110,7 @@ class MappedBytes(LocalBytes):
         first = int(self._firsts[shard] + self.first_bytes[shard]) + first_byte
         firsts = np.arange(first, first + size_bytes, _READ_BYTES, dtype=np.uint64)
         ranges = _between(firsts, first + size_bytes)
-        self._start_reading(_whole_pages(ranges))
+        self._start_reading(whole_pages(ranges))
         content = np.empty(size_bytes, dtype=np.uint8)
         # In small parts: the copier may need as much memory again as a part.
         for place, part in zip(range(0, size_bytes, _READ_BYTES), ranges, strict=True):
@@ -286,7 +286,7 @@ def _between(firsts: npt.NDArray[np.uint64], end: int) -> syscalls.Ranges:
     return np.stack([firsts, np.diff(firsts, append=np.uint64(end))], axis=1)
 
 
-def _whole_pages(ranges: syscalls.Ranges) -> syscalls.Ranges:
+def whole_pages(ranges: syscalls.Ranges) -> syscalls.Ranges:
     """Return the ranges, extended to whole pages."""
     page_bytes = np.uint64(syscalls.PAGE_BYTES)
     first = ranges[:, 0] // page_bytes * page_bytes

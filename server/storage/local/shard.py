@@ -53,6 +53,11 @@ class FileStat(NamedTuple):
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         )
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """None: a file system has no name of a content."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class Tail:

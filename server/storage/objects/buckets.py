@@ -91,6 +91,11 @@ class Pin(NamedTuple):
         return self.mtime_ns
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """What names its content; its time is to the second, and may come back."""
+        return (self.tag,)
+
+    @property
     def is_certain(self) -> bool:
         """Whether other content of the same size would be noticed."""
         return bool(self.e_tag or self.version or self.modified != _NO_TIME)
@@ -114,7 +119,10 @@ class Pin(NamedTuple):
 
 
 class Bucket:
-    """A bucket, or a web server. May be used from several threads at once."""
+    """A bucket, or a web server. May be used from several threads at once.
+
+    address: a text that is another one for any other bucket.
+    """
 
     def __init__(
         self, url: Url, store: Any = None, *, answer_seconds: float = _ANSWER_SECONDS
@@ -127,6 +135,9 @@ class Bucket:
         """
         self.url = url
         self._answer_seconds = answer_seconds
+        # Buckets of the same name are others at another endpoint, or of another account.
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "") if url.scheme == "az" else ""
+        self.address = " ".join([url.bucket, _endpoint_of(url.scheme), account])
         self._given = store
         self._lock = threading.Lock()
         self._renewed, self._renewed_at = 0, -_RENEW_SECONDS

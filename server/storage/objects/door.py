@@ -67,6 +67,11 @@ class ObjectFile(OpenFile):
         """Other once the object was replaced."""
         return self.pin.tag
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What names its content."""
+        return self.pin.tags
+
     def read(self, first_byte: int, size_bytes: int) -> bytes:
         """Return size_bytes bytes from first_byte on.  Raises: InvalidCorpus if any is missing."""
         end = first_byte + size_bytes
@@ -93,10 +98,10 @@ class ObjectDoor:
         """Return whether there is an object or a folder of this name.  Raises: InvalidCorpus."""
         return patient(path, lambda: LISTING.look(Url.parse(path))) is not False
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str, *, at_once: bool = False) -> Entry | None:
         """Return what a path names; None if that is nothing.  Raises: InvalidCorpus."""
         with _named(path):
-            found = LISTING.look(Url.parse(path))
+            found = LISTING.look(Url.parse(path), at_once=at_once)
         if isinstance(found, Pin):
             return Entry(path, False, found.size_bytes, found.tag)
         return Entry(path, True) if found else None
@@ -157,7 +162,13 @@ class ObjectDoor:
             raise ValueError(f"is not a regular file of at most {bytes_max} bytes")
         if not found.size_bytes:
             return b""
-        return bytes(bucket_of(url).get(url.key, 0, found.size_bytes, None, INDEX)[0])
+        bucket = bucket_of(url)
+        content, pin = bucket.get(url.key, 0, found.size_bytes, None, INDEX)
+        if pin.size_bytes != found.size_bytes:  # it was replaced since it was looked at
+            if pin.size_bytes > bytes_max:
+                raise ValueError(f"is not a regular file of at most {bytes_max} bytes")
+            content, _ = bucket.get(url.key, 0, pin.size_bytes, pin, INDEX)
+        return bytes(content)
 
     def put(self, path: str, content: bytes) -> None:
         """Raise OSError: nothing is written to a store."""

@@ -85,16 +85,19 @@ class Listing:
         """
         return self._listed(url, self._known(url), None) if url.can_list else None
 
-    def look(self, url: Url) -> Pin | bool:
+    def look(self, url: Url, *, at_once: bool = False) -> Pin | bool:
         """Return what is known of an object; if there is none: whether it is a folder.
 
-        Raises: OSError.
+        at_once: whether to ask the store, whatever is known.  Raises: OSError.
         """
         parent, _, name = url.key.rpartition("/")
         if not name:
             return url.can_list
-        if not url.can_list:
-            return self._alone(url, is_denied=True)
+        if at_once:
+            with self._lock:
+                self._objects.pop(url, None)
+        if at_once or not url.can_list:
+            return self._alone(url, is_denied=not url.can_list)
         around = url._replace(key=parent)
         known = self._known(around)
         if not known.is_fresh:

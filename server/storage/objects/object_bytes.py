@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 
@@ -34,8 +35,10 @@ from ..bytes import (
 )
 from ..layout import Layout
 from .buckets import RETRY_SECONDS, Bucket, Changed, Pin, require_own_process
+from .cached_blocks import CachedBlocks
 from .counts import BLOCK, ROW
 from .fetcher import Fetch, fetcher
+from .object_cache import ObjectCache
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -78,6 +81,19 @@ class ObjectShard:
         """Of the whole object."""
         return self.pin.size_bytes
 
+    @property
+    def identity(self) -> str:
+        """A text that no other content has; "" if only its time and size tell, to the second."""
+        if not (self.pin.e_tag or self.pin.version):
+            return ""
+        facts = self.pin.size_bytes, self.layout.first_byte, self.content_bytes, self.pin.tag
+        return "\0".join([self.bucket.address, self.key, *map(str, facts)])
+
+    @property
+    def content_bytes(self) -> int:
+        """Of its tokens."""
+        return self.layout.content_bytes
+
     def get(self, first_byte: int, end_byte: int, reason: str) -> Any:
         """Return bytes of it, counted from its beginning.  Raises: Changed, Denied, Away."""
         return self.bucket.get(self.key, first_byte, end_byte, self.pin, reason)[0]
@@ -93,7 +109,9 @@ class ObjectBytes:
     first_file = 0
     joint = None
     may_change = False
-    cold = True
+    cached: CachedBlocks | None = None
+    """Its blocks that are in the cache; None without one."""
+    _cache: ObjectCache | None = None
 
     def __init__(self, name: str, shards: Sequence[ObjectShard], kind: str) -> None:
         """Take opened objects.  name: of the dataset.  kind: the scheme of their URLs."""
@@ -110,6 +128,20 @@ class ObjectBytes:
         """Since when the content of a file is gone, by time.monotonic."""
         self._waits = self._advised_bytes = 0
         self._logged_at = -_LOG_SECONDS
+
+    def add_blocks(self) -> CachedBlocks:
+        """Return its blocks, for a cache; before it is served."""
+        self.cached = CachedBlocks(self.shards)
+        return self.cached
+
+    def use_cache(self, cache: ObjectCache) -> None:
+        """Read rows out of a cache that knows the blocks."""
+        self._cache = cache
+
+    @property
+    def cold(self) -> bool:
+        """Whether rows have to be fetched, or seem to wait for the disk of the cache."""
+        return self.cached is None or bool(self.cached.missing_count) or self.cached.readahead.cold
 
     @property
     def facts(self) -> list[Pin]:
@@ -131,28 +163,57 @@ class ObjectBytes:
     def gather(self, extents: Extents, target: ByteArray, patient: bool = True) -> None:
         """Write extents into memory, and zeros into the gaps between them."""
         self._require_usable()
-        places = self._places(extents)
-        fetches = self._taken(places, patient)
-        try:
+        if self._cache is not None:
+            self._cache.use()
+        copied = None if self.cached is None else self.cached.copy(extents, target)
+        if copied is None:
             _, gaps, gap_sizes = extents.gaps(target.size)
             for first, size in zip(gaps.tolist(), gap_sizes.tolist(), strict=True):
                 target[first : first + size] = 0
+        self._gather_missing(extents, copied, target, patient)
+        if copied is not None and self._held:  # some may have been fetched ahead
+            with self._lock:
+                for place in self._places(extents.of(np.flatnonzero(copied))):
+                    self._held_less(place)
+        self.require_intact()
+
+    def _gather_missing(
+        self,
+        extents: Extents,
+        copied: npt.NDArray[np.bool_] | None,
+        target: ByteArray,
+        patient: bool,
+    ) -> None:
+        """Write the extents that are not copied yet into memory; None of them are.
+
+        Raises: CorpusChanged, Unreadable.
+        """
+        ends = extents.ends
+        if copied is not None:
+            missing = np.flatnonzero(~copied)
+            if not missing.size:
+                return
+            extents, ends = extents.of(missing), ends[missing]
+        places = self._places(extents)
+        fetches = self._taken(places, patient)
+        try:
             everything = target.data
             first_bytes = self._first_bytes.tolist()
-            for (file, first, size), end, fetch in zip(
-                places, extents.ends.tolist(), fetches, strict=True
-            ):
+            for (file, first, size), end, fetch in zip(places, ends.tolist(), fetches, strict=True):
                 fetch = self._here(fetch, patient)
                 assert fetch.content is not None
                 at = first_bytes[file] + first - fetch.first_byte
                 everything[end - size : end] = fetch.content[at : at + size]
         finally:
             self._let_go(fetches)
-        self.require_intact()
 
     def advise(self, extents: Extents, due_seconds: float = 0.0) -> None:
         """Start to fetch what will be gathered soon, as far as there is room to hold it."""
         self._require_usable()
+        if self.cached is not None and self.cached.missing_count < self.cached.block_count:
+            is_cached = self.cached.have(extents)
+            self.cached.readahead.advise(extents.of(np.flatnonzero(is_cached)))
+            extents = extents.of(np.flatnonzero(~is_cached))
         with self._lock:
             self._advised_bytes += extents.total_bytes
         self._fetch_ahead(self._places(extents), due_seconds)
@@ -169,8 +230,11 @@ class ObjectBytes:
     def ready_count(self, extents: Extents) -> int:
         """Return how many extents have been fetched, from the first one on."""
         self._require_usable()
+        is_cached = None if self.cached is None else self.cached.have(extents).tolist()
         with self._lock:
             for count, place in enumerate(self._places(extents)):
+                if is_cached is not None and is_cached[count]:
+                    continue
                 held = self._held.get(place)
                 if held is None or held[0].content is None:
                     return count
@@ -207,9 +271,7 @@ class ObjectBytes:
             finally:
                 self._let_go([fetch])
         else:
-            first = self.shards[shard].layout.first_byte + first_byte
-            found = Fetch(shard, first, first + size_bytes, self._getter(BLOCK))
-            found.users = 1
+            found = self.block_fetch(shard, first_byte, first_byte + size_bytes)
             found.run()
             found = self._here(found, patient=True)
         assert found.content is not None
@@ -256,6 +318,13 @@ class ObjectBytes:
                 self._drop(place)
 
     # --- fetches ---
+
+    def block_fetch(self, file: int, first_byte: int, end_byte: int) -> Fetch:
+        """Return what fetches a block, counted from the first token of a file."""
+        first = int(self._first_bytes[file])
+        fetch = Fetch(file, first + first_byte, first + end_byte, self._getter(BLOCK))
+        fetch.users = 1
+        return fetch
 
     def _places(self, extents: Extents) -> list[_Place]:
         numbers = extents.file.tolist(), extents.first_byte.tolist(), extents.sizes.tolist()
@@ -395,6 +464,9 @@ class ObjectBytes:
                     within.append(place)
                     continue
             found.append((Fetch(file, first, end, self._getter(reason)), [place]))
+        if self._cache is not None and reason == ROW:
+            for fetch, within in found:
+                self._cache.touch(self, fetch.file, within[0][1])
         order = {place: number for number, place in enumerate(places)}
         return sorted(found, key=lambda one: min(order[place] for place in one[1]))
 

@@ -27,6 +27,8 @@ B, T = 2, 8192
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 6_000_000).astype("<u2")
 TARGET = "s3://bucket/a.bin"
 WORDS = ("--data", f"train={TARGET}", "--format", "raw", "--dtype", "uint16")
+UNCACHED = ("--object-cache", "none")
+"""Each row is a GET, which may fail."""
 OPTIONS = {"seed": 1, "order": "shuffled", "rank": 0, "world_size": 1}
 
 
@@ -65,7 +67,7 @@ def test_every_fault_in_turn_changes_no_row(
     store: ObjectServer, serve: Serve, expected: NumpyBatches, way: str, faults_each: int
 ) -> None:
     """A run of weeks meets all of them."""
-    target = serve(*WORDS).address if way == "server" else f"{TARGET}?dtype=uint16"
+    target = serve(*WORDS, *UNCACHED).address if way == "server" else f"{TARGET}?dtype=uint16"
     with NumpyBatches(target, B, T, **OPTIONS, prefetch_bytes=2 << 20) as feed:
         require_rows(feed, expected, 1)
         for number in range(faults_each):
@@ -83,7 +85,7 @@ def test_a_store_that_is_away_for_a_while_is_no_lost_dataset(
     store: ObjectServer, serve: Serve, expected: NumpyBatches
 ) -> None:
     """Clients hear UNAVAILABLE, wait, and go on; no other server could help."""
-    server = serve(*WORDS)
+    server = serve(*WORDS, *UNCACHED)
     with NumpyBatches(server.address, B, T, **OPTIONS, prefetch_bytes=2 << 20) as feed:
         require_rows(feed, expected, 2)
         store.always_fault = "503"
@@ -101,7 +103,7 @@ def test_a_server_goes_on_where_another_one_reads(
     store: ObjectServer, serve: Serve, expected: NumpyBatches
 ) -> None:
     """Replicas of one store need nothing of each other, and open it with few GETs once one has."""
-    addresses = [serve(*WORDS).address, serve(*WORDS).address]
+    addresses = [serve(*WORDS, *UNCACHED).address, serve(*WORDS, *UNCACHED).address]
     with NumpyBatches(addresses, B, T, **OPTIONS, timeouts=Timeouts(reconnect_seconds=20)) as feed:
         require_rows(feed, expected, 20)
 
@@ -109,7 +111,7 @@ def test_a_server_goes_on_where_another_one_reads(
 def test_a_replaced_object_is_data_loss_for_all_clients(store: ObjectServer, serve: Serve) -> None:
     """No stream that begins later gets rows of either content."""
     timers = {"tokenfeed.server.storage.objects.object_bytes.CHANGED_SECONDS": 0.5}
-    server = serve(*WORDS, timers=timers)
+    server = serve(*WORDS, *UNCACHED, timers=timers)
     with NumpyBatches(server.address, B, T, **OPTIONS) as feed:
         next(feed)
         store.put("bucket/a.bin", TOKENS[::-1].tobytes())
@@ -129,7 +131,7 @@ def test_a_second_start_does_not_read_the_corpus_again(store: ObjectServer, serv
     counts = []
     for _ in range(2):
         before = len(store.gets)
-        server = serve(*WORDS, timers=timers)
+        server = serve(*WORDS, *UNCACHED, timers=timers)
         counts.append(len(store.gets) - before)
         server.stop()
         assert "objects opened dataset=train objects=1 requests=" in server.stderr
@@ -155,7 +157,7 @@ def test_tokens_are_taken_out_of_a_corpus_in_a_store(
             redacted(*refused)
     rows = []
     for listed in (str(path), "s3://bucket/list.jsonl"):
-        server = serve(*WORDS, "--redactions", f"train={listed}")
+        server = serve(*WORDS, *UNCACHED, "--redactions", f"train={listed}")
         with NumpyBatches(server.address, B, T, **OPTIONS) as feed:
             feed.redact(list_hash, at_sample=0)
             rows.append([next(feed)[0].copy() for _ in range(20)])

@@ -26,6 +26,7 @@ from tests.support.seaweed import BUCKET, Seaweed, seaweed
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.server.storage.documents import starts_builder
 from tokenfeed.server.storage.objects import object_bytes
+from tokenfeed.server.storage.objects.slab import size_of
 from tokenfeed.tools import inspect, verify
 from tokenfeed.tools.__main__ import main
 
@@ -93,10 +94,13 @@ def test_a_corpus_in_a_store_has_the_rows_of_the_one_on_disk(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_server_serves_a_store(corpora: dict[str, Corpus], serve: Serve, form: str) -> None:
-    """To ranks of any world size; what it has opened before it opens with fewer GETs."""
+def test_a_server_serves_a_store(
+    corpora: dict[str, Corpus], serve: Serve, tmp_path: Path, form: str
+) -> None:
+    """To ranks of any world size, with its cache; what it has opened it opens with fewer GETs."""
     corpus = corpora[form]
-    address = serve(*[remote(corpus, word) for word in corpus.words]).address
+    cache = ["--object-cache", str(tmp_path), "--object-cache-bytes", str(size_of(64))]
+    address = serve(*[remote(corpus, word) for word in corpus.words], *cache).address
     for rank in range(2):
         ranks = {"rank": rank, "world_size": 2, "order": "shuffled"}
         require_same(rows_of(address, **ranks), rows_of(corpus.target, **ranks))

@@ -189,7 +189,6 @@ def test_help_needs_no_extra(command: str, missing: str, installed: Path, tmp_pa
         ("tokenizers", "tokenizer", "tokenfeed show localhost:1 --tokenizer tokenizer.json"),
         ("shtab", "completion", "tokenfeed completion bash"),
         ("pyarrow", "parquet", "tokenfeed manifest x:1 --state s --format parquet --output o"),
-        ("matplotlib", "plot", "tokenfeed plan mix.toml localhost:1 --tokens 9 --plot plan.png"),
     ],
 )
 def test_a_command_says_what_to_install_for_it(

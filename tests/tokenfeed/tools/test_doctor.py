@@ -16,7 +16,13 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.client.conftest import ScriptedServer, StartScripted
+from tests.client.conftest import (
+    Message,
+    Script,
+    ScriptedServer,
+    StartScripted,
+    honest_frames,
+)
 from tests.conftest import ROOT
 from tokenfeed.tools.__main__ import main
 from tokenfeed.tools.doctor.findings import EXIT_CODES
@@ -148,6 +154,42 @@ def test_only_what_the_time_of_the_call_does_not_explain_is_a_difference_of_cloc
     assert clock_difference(1000.0, 4.0, 1003.9) == 0.0
     assert clock_difference(1000.0, 4.0, 1006.0) == 2.0
     assert clock_difference(1000.0, 4.0, 998.0) == -2.0
+
+
+def refuse(code: grpc.StatusCode) -> Script:
+    """A script that ends a call with a status."""
+
+    def run(request: Message, context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.abort(code, "as the test says")
+        yield b""
+
+    return run
+
+
+def damage(request: Message, context: grpc.ServicerContext) -> Iterator[bytes]:
+    """A script that flips a bit of each frame."""
+    for _, message in honest_frames(request):
+        yield message[:-1] + bytes([message[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "kind"),
+    [
+        (refuse(grpc.StatusCode.RESOURCE_EXHAUSTED), 12, "busy"),
+        (damage, 11, "damaged-frames"),
+        (refuse(grpc.StatusCode.DATA_LOSS), 16, "dataset-refused"),
+    ],
+)
+def test_why_rows_do_not_arrive_is_told_apart(
+    scripted: ScriptedServer, diagnose: Diagnose, script: Script, code: int, kind: str
+) -> None:
+    """A full server needs another cure than a bad network card, or a damaged file."""
+    scripted.longest_file_tokens = 100
+    scripted.scripts = [script] * 9
+
+    found, (finding,) = diagnose(scripted.address)
+
+    assert (found, finding["kind"]) == (code, kind)
 
 
 def test_planes_and_digests_are_compared_as_far_as_both_sides_know_them(

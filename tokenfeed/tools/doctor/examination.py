@@ -114,11 +114,8 @@ def read(probe: Probe, settings: Settings) -> None:
     server, report = probe.server, probe.report
     dataset = ""
     try:
-        with closing(_channel(server, settings, 1)) as channel:
-            for dataset in _readable(answer.described):
-                reader = Reader(channel, answer.described, dataset)
-                reader.start(batches=1)
-                reader.wait(settings.timeout_seconds)
+        for dataset in _readable(answer.described):
+            _reader(server, answer, dataset, settings, batches=1).read()
         dataset = settings.dataset or _largest(answer.described)
         if settings.dataset and all(dataset != each.name for each in answer.described.datasets):
             raise NotFound("--dataset", f"{dataset!r} is not served")
@@ -160,18 +157,24 @@ def _load(
     reader_count: int,
 ) -> Load:
     # Each on a connection of its own.
-    channels = [_channel(server, settings, 2 + number) for number in range(reader_count + 1)]
-    try:
+    readers = [_reader(server, answer, dataset, settings) for _ in range(reader_count)]
+    with closing(_channel(server, settings, 1)) as channel:
         return load(
-            [Reader(channel, answer.described, dataset) for channel in channels[1:]],
-            channels[0],
+            readers,
+            channel,
             connection.place,
             seconds=settings.seconds,
             timeout_seconds=settings.timeout_seconds,
         )
-    finally:
-        for channel in channels:
-            channel.close()
+
+
+def _reader(
+    server: Server, answer: Answer, dataset: str, settings: Settings, **batches: int
+) -> Reader:
+    timeout_seconds = settings.timeout_seconds
+    return Reader(
+        server, settings.credentials, answer.described, dataset, timeout_seconds, **batches
+    )
 
 
 def _show_answer(report: ServerReport, answer: Answer) -> None:

@@ -62,6 +62,9 @@ def refused(
     server: Server, credentials: Credentials, error: TokenfeedError, dataset: str = ""
 ) -> Finding:
     """Return the problem of a call that failed.  dataset: whose rows it asked for; "" is none."""
+    # Where a feed has given up, the last failure says why.
+    if isinstance(error.__cause__, TokenfeedError):
+        error = error.__cause__
     kind, problem, cure = _texts(credentials, error, dataset)
     return Finding(kind, server.name, problem, f"{error.subject}: {error.problem}", cure)
 

@@ -7,32 +7,35 @@ long has waited in a queue of the line.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from tokenfeed.client.runtime.threads import Outcome, start_thread, without_traceback
-from tokenfeed.client.source.calls import Calls
+from tokenfeed.client.feed.options import PREFETCH_BYTES
+from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.runtime.threads import Outcome, start_thread
 from tokenfeed.client.source.plane_selection import PlaneSelection
-from tokenfeed.client.transport.channel import Channel, RpcError, drain_events, error_from_rpc
-from tokenfeed.errors import TokenfeedError, Unreachable
+from tokenfeed.client.source.servers import Servers
+from tokenfeed.client.transport.channel import Channel
+from tokenfeed.client.transport.credentials import Credentials
+from tokenfeed.client.transport.timeouts import Timeouts
+from tokenfeed.errors import TokenfeedError
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
-from tokenfeed.wire import frame
-from tokenfeed.wire.request import Hints, Request, to_message
+from tokenfeed.wire.request import Request
 
+from .address import Server
 from .findings import Finding
 from .network import Place, connect_seconds
 
 _CONTEXT_LENGTH = 2048
 _BATCH_ROWS = 32
-_BATCHES = 1 << 30
-"""More than a measurement reads."""
-_HINTS = Hints("tokenfeed doctor", is_tool=True)
 _PAUSE_SECONDS = 0.05
 """Between two looks at line and server."""
 _QUEUE_SECONDS_MIN = 0.001
@@ -50,111 +53,94 @@ _BUSY_SECONDS = 0.05
 
 
 class Reader:
-    """A stream of random windows of a dataset, read by a thread of its own as fast as it arrives.
-    The dataset has at least 2 tokens in a file.
+    """Random windows of a dataset, received as a feed receives them and thrown away. The dataset
+    has at least 2 tokens in a file.
     """
 
-    def __init__(self, channel: Channel, described: pb.DescribeResponse, name: str) -> None:
-        """Prepare to read the dataset of this name; sends nothing before `start`."""
-        self._channel = channel
-        self._dataset = next(each for each in described.datasets if each.name == name)
-        self._limits = described.limits
-        self._done: Outcome[bool] = Outcome()
-        self._cancelled = False
-        self._first_tokens = self._first_bytes = 0
-        self._tokens = self._bytes = 0
-        self._began = self._last_at = 0.0
-        self.first_at: float | None = None
-        """When the first frame arrived, of time.monotonic()."""
+    def __init__(
+        self,
+        server: Server,
+        credentials: Credentials,
+        described: pb.DescribeResponse,
+        name: str,
+        timeout_seconds: float,
+        batches: int = 1 << 30,
+    ) -> None:
+        """Prepare to read; no I/O before `read`.
+
+        described: the answer of the server.  name: that of the dataset.  timeout_seconds: ends a
+        call that brings nothing; none is repeated.  batches: how many to read at most.
+        """
+        dataset = next(each for each in described.datasets if each.name == name)
+        self._context_length = (
+            dataset.row_tokens - 1
+            if dataset.row_tokens
+            else min(_CONTEXT_LENGTH, dataset.longest_file_tokens - 1)
+        )
+        row_bytes = (self._context_length + 1) * max(1, dataset.token_bytes)
+        # 0 is an unknown limit.
+        rows_max = described.limits.batch_bytes_max // row_bytes or _BATCH_ROWS
+        self._batch_rows = min(_BATCH_ROWS, rows_max)
+        order = orders.latest("random")
+        stream = Stream.of_dataset(name, order, 0, self._context_length)
+        request = Request(stream, Position(0, self._batch_rows), num_batches=batches)
+        self._source = Servers(
+            server.target,
+            request,
+            timeouts=Timeouts(read_seconds=timeout_seconds, reconnect_seconds=0.0),
+            credentials=credentials,
+            client_name="tokenfeed doctor",
+            is_tool=True,
+            authority=server.authority,
+            planes=PlaneSelection(loss_mask=False),
+        )
+        self._counters = Counters()
+        self._rows = self._source.open_rows(
+            request, prefetch_bytes=PREFETCH_BYTES, counters=self._counters
+        )
+        self._seen = [(0.0, 0, 0)]
         self.ended = False
         """Whether no more rows come."""
 
-    def start(self, batches: int = _BATCHES) -> None:
-        """Begin to read.  Raises: TokenfeedError if the credentials cannot be used."""
-        request = self._request(batches)
-        calls = Calls(request, [self._dataset])
-        part, expected, _ = calls.part(0, request.position.batch_size * batches)
-        planes = dict(expected.planes)
-        frames = frame.Frames(part.stream.row_tokens, part.position, expected.identity, planes)
-        self._began = time.monotonic()
-        self._call = self._channel.get_batch(to_message(part, expected, _HINTS))
-        run = partial(self._done.run, partial(self._receive, frames))
-        start_thread(run, "tokenfeed-doctor-reader")
-
-    def cancel(self) -> None:
-        """End the stream; what it raises then is no error."""
-        self._cancelled = True
-        self._call.cancel()
-
-    def wait(self, timeout_seconds: float) -> None:
-        """Wait for the end of the stream, and cancel it after a timeout.  Raises: TokenfeedError
-        if it ended by an error, or if no row has arrived.
+    def read(self) -> None:
+        """Read until the last batch, or until `close`; in a thread that no signal interrupts.
+        Raises: TokenfeedError.
         """
-        if self._done.wait_for(timeout_seconds) is None:
-            self.cancel()
-            self._done.wait_for(timeout_seconds)
-        if self.first_at is None:
-            problem = f"DEADLINE_EXCEEDED: no rows within {timeout_seconds:g} s"
-            raise Unreachable(self._channel.target, problem)
+        self._seen = [(time.monotonic(), 0, 0)]
+        try:
+            self._rows.start()
+            while self._rows.peek(self._batch_rows) is not None:
+                self._rows.consume(self._batch_rows)
+                found = self._counters
+                # The beginning and the first batch stay, the latest batch follows them.
+                self._seen[2:] = [(time.monotonic(), found.rows, found.frame_bytes)]
+        finally:
+            self.ended = True
+            self.close()
+
+    def close(self) -> None:
+        """End the stream, and close its connection. May be called twice."""
+        self._rows.close()
+        self._source.close()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch has arrived."""
+        return len(self._seen) > 1
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Tokens of x and bytes of messages per second: from the first frame on, if there is a
+        """Tokens of x and bytes of messages per second: from the first batch on, if there is a
         second one.
         """
-        if self.first_at is not None and self._last_at > self.first_at:
-            seconds = self._last_at - self.first_at
-            tokens, size = self._tokens - self._first_tokens, self._bytes - self._first_bytes
-        else:
-            seconds, tokens, size = self._last_at - self._began, self._tokens, self._bytes
-        return (tokens / seconds, size / seconds) if seconds > 0 else (0.0, 0.0)
+        (begin, *before), (end, *after) = self._seen[-2:]
+        rows, size = (now - then for now, then in zip(after, before, strict=True))
+        return rows * self._context_length / (end - begin), size / (end - begin)
 
     @property
     def first_seconds(self) -> float:
-        """How long the first frame took; 0.0 if there is none."""
-        return (self.first_at or self._began) - self._began
-
-    def _request(self, batches: int) -> Request:
-        context_length = min(_CONTEXT_LENGTH, self._dataset.longest_file_tokens - 1)
-        if self._dataset.row_tokens:
-            context_length = self._dataset.row_tokens - 1
-        row_bytes = (context_length + 1) * max(1, self._dataset.token_bytes)
-        # 0 is an unknown limit.
-        rows_max = self._limits.batch_bytes_max // row_bytes or _BATCH_ROWS
-        order = orders.latest("random")
-        stream = Stream.of_dataset(self._dataset.name, order, 0, context_length)
-        position = Position(0, min(_BATCH_ROWS, rows_max))
-        request = Request(stream, position, num_batches=batches)
-        return PlaneSelection(loss_mask=False).request(request, (self._dataset,))
-
-    def _receive(self, frames: frame.Frames) -> bool:
-        """Take all frames, in the thread.  Returns: True.  Raises: TokenfeedError."""
-        failure: TokenfeedError | None = None
-        row = 0
-        try:
-            for message in self._call:
-                rows = frame.decode(message).rows(frames, row)
-                row += len(rows)
-                self._count(len(rows) * (frames.row_tokens - 1), len(message))
-        except RpcError as error:
-            if not self._cancelled:
-                failure = error_from_rpc(without_traceback(error), self._channel.target)
-        finally:
-            self._call.cancel()
-            drain_events(self._call)
-            self.ended = True
-        # Outside the except block: gRPC's error is the call itself.
-        if failure is not None:
-            raise failure
-        return True
-
-    def _count(self, tokens: int, size: int) -> None:
-        self._last_at = time.monotonic()
-        self._tokens += tokens
-        self._bytes += size
-        if self.first_at is None:
-            self._first_tokens, self._first_bytes = tokens, size
-            self.first_at = self._last_at
+        """How long the first batch took."""
+        return self._seen[1][0] - self._seen[0][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,22 +174,33 @@ def load(
     seconds: float,
     timeout_seconds: float,
 ) -> Load:
-    """Read with all readers at once, for some seconds after the first frame.
+    """Read with all readers at once, for some seconds after the first batch of each.
 
     prober: another connection to the server, for small calls.  place: where it listens.
-    timeout_seconds: for the first frame, and for each look.  Raises: TokenfeedError.
+    timeout_seconds: for each look.  Raises: TokenfeedError.
     """
     began, processor_began = time.monotonic(), time.process_time()
-    for reader in readers:
-        reader.start()
-    try:
-        connects, calls = _watch(readers, prober, place, seconds, timeout_seconds)
-    finally:
-        for reader in readers:
-            reader.cancel()
+    outcomes: list[Outcome[None]] = [Outcome() for _ in readers]
+    for reader, outcome in zip(readers, outcomes, strict=True):
+        start_thread(partial(outcome.run, reader.read), "tokenfeed-doctor-reader")
+    connects: list[float] = []
+    calls: list[float] = []
+    end = math.inf
+    while time.monotonic() < end and not any(reader.ended for reader in readers):
+        if all(reader.has_begun for reader in readers):
+            end = min(end, time.monotonic() + seconds)
+            # The readers have the same problem, or it was no problem.
+            with suppress(OSError, TokenfeedError):
+                connects.append(connect_seconds(place, timeout_seconds))
+                asked_at = time.perf_counter()
+                prober.describe(pb.DescribeRequest(), timeout_seconds).result()
+                calls.append(time.perf_counter() - asked_at)
+        time.sleep(min(_PAUSE_SECONDS, seconds / 10))
     elapsed, used = time.monotonic() - began, time.process_time() - processor_began
     for reader in readers:
-        reader.wait(timeout_seconds)
+        reader.close()
+    for outcome in outcomes:
+        outcome.wait()
     rates = [reader.rates for reader in readers]
     return Load(
         sum(tokens for tokens, _ in rates),
@@ -213,36 +210,6 @@ def load(
         median(calls) if calls else None,
         used / elapsed,
     )
-
-
-def _watch(
-    readers: Sequence[Reader],
-    prober: Channel,
-    place: Place,
-    seconds: float,
-    timeout_seconds: float,
-) -> tuple[list[float], list[float]]:
-    """Wait until the readers have read for long enough, and return what connections and small
-    calls took meanwhile.
-    """
-    connects: list[float] = []
-    calls: list[float] = []
-    end = time.monotonic() + timeout_seconds
-    has_begun = False
-    while (now := time.monotonic()) < end and not all(reader.ended for reader in readers):
-        if not has_begun and all(reader.first_at for reader in readers):
-            has_begun, end = True, now + seconds
-        if has_begun:
-            try:
-                connects.append(connect_seconds(place, timeout_seconds))
-                began = time.perf_counter()
-                prober.describe(pb.DescribeRequest(), timeout_seconds).result()
-                calls.append(time.perf_counter() - began)
-            except (OSError, TokenfeedError):
-                # The readers have the same problem, or it was no problem.
-                pass
-        time.sleep(min(_PAUSE_SECONDS, seconds / 10))
-    return connects, calls
 
 
 def slowness(

@@ -2,6 +2,6 @@
 
 run.py      the command
 input.py    what it is asked for: a mixture, a saved state, a number of tokens
+forecast.py the samples of each source in each stage, and where sources end
 report.py   a forecast as text, and as JSON
-picture.py  the shares of the sources, drawn
 """

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from tokenfeed.client.feed.mixture.forecast import sample_at
 from tokenfeed.client.feed.mixture.recipe import Definition, Mixture, group_tokens_argument
 from tokenfeed.client.feed.state import State, read_state
 from tokenfeed.client.runtime.arguments import shown
@@ -18,6 +17,8 @@ from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.stage import SEED_END
 from tokenfeed.stream.stream import Stream
+
+from .forecast import sample_at
 
 _TOKENS = re.compile(r"([0-9][0-9_]*)(?:\.([0-9]+))?(?:[eE]\+?([0-9]{1,2}))?")
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from tokenfeed.client.feed.mixture.forecast import (
+from tokenfeed.client.feed.stats import SourceStats
+from tokenfeed.stream.schedule import Exhausted
+
+from .forecast import (
     DELAY_STEPS_MAX,
     Forecast,
     StageForecast,
     smaller_blocks,
     tokens_before,
 )
-from tokenfeed.client.feed.stats import SourceStats
-from tokenfeed.stream.schedule import Exhausted
 
 _HEADINGS = ("source", "weight", "asked", "share", "samples", "tokens", "epochs")
 

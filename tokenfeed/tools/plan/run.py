@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tokenfeed.client.feed.changes import require_same_corpus
-from tokenfeed.client.feed.mixture.forecast import Forecast, forecast
 from tokenfeed.client.feed.resume import resumed_mixture
 from tokenfeed.client.feed.stats import SourceStats
 from tokenfeed.client.source.check import corpora_of, counted_rows, target_share
@@ -20,19 +19,17 @@ from tokenfeed.wire.request import Request
 
 from .. import WAIT_SECONDS
 from ..provenance.usage import consumed
+from .forecast import Forecast, forecast
 from .input import PlanInput, read_asked, read_end_sample, read_tokens
-from .picture import draw, require_png
 from .report import Report
 
 
 def run_plan(arguments: argparse.Namespace) -> None:
-    """Print what a mixture will do, and draw a picture."""
+    """Print what a mixture will do."""
     path, target = _words(arguments)
     tokens = read_tokens(arguments.tokens)
     if arguments.global_batch_size is not None:
         require_range("global_batch_size", arguments.global_batch_size, 1, SAMPLE_END)
-    if arguments.plot is not None:
-        require_png(arguments.plot)
     asked = read_asked(arguments, path)
     read_end_sample(arguments.tokens, tokens, asked.stream, asked.first_sample)
     stream, described = _known(target, asked)
@@ -59,8 +56,6 @@ def run_plan(arguments: argparse.Namespace) -> None:
             for number, dataset in described.items()
         },
     )
-    if arguments.plot is not None:
-        draw(planned, arguments.plot)
     print(json.dumps(report.plain()) if arguments.json else report.text())
 
 

@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 from tokenfeed.client.source.file_target import is_local_target, parse_local_target
 from tokenfeed.client.source.files import Files
 from tokenfeed.client.transport.credentials import with_environment
-from tokenfeed.client.transport.one_server import OneServer
 from tokenfeed.errors import (
     BadFrame,
     NotATokenfeedServer,
@@ -30,6 +29,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as request_pb
 from tokenfeed.wire.request import Expected, Request, parse_stream, stream_message, to_message
 
+from ..one_server import OneServer
 from .runs import Segment
 
 QUESTION_SECONDS = 15.0

@@ -16,8 +16,6 @@ from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.provenance.documents import DatasetDocuments, Document
-from tokenfeed.server.datasets.redactions import erasing
-from tokenfeed.server.datasets.redactions.describing import describe_lists
 from tokenfeed.server.datasets.redactions.erased_files import locked_records, require_listed
 from tokenfeed.server.datasets.redactions.list_content import (
     RANGES_MAX,
@@ -35,6 +33,9 @@ from tokenfeed.server.storage.door import StorageOptions, door_of, scheme_of
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.store import TokenStore, open_store
 from tokenfeed.stream.position import require_range
+
+from . import erasing
+from .describing import describe_lists
 
 _RANGE = re.compile(r"(.+):([0-9]{1,19}):([0-9]{1,19})", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,19}")

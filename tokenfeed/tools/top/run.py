@@ -10,7 +10,6 @@ import time
 from tokenfeed.client.runtime.arguments import seconds
 from tokenfeed.client.runtime.threads import Outcome
 from tokenfeed.client.transport.credentials import with_environment
-from tokenfeed.client.transport.server_status import TOKEN_VARIABLE, ServerStatus
 from tokenfeed.commands.status import words
 from tokenfeed.commands.status.states import Level
 from tokenfeed.errors import InvalidRequest, ServerUnavailable, TokenfeedError
@@ -20,6 +19,7 @@ from .. import WAIT_SECONDS
 from .columns import wrapped
 from .record import record
 from .screen import Screen, encodable
+from .server_status import TOKEN_VARIABLE, ServerStatus
 from .text import Line, status_lines
 
 _STEP_SECONDS = 0.1

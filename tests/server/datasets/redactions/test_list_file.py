@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.memory_files import files_in_memory
+from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 from tokenfeed.server.datasets.redactions import list_file
 from tokenfeed.server.datasets.redactions.list_content import ListContent
 from tokenfeed.server.datasets.redactions.list_file import ListedDataset, RedactionLists, read_list
 from tokenfeed.server.datasets.redactions.list_writing import locked, write_list
 from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
+from tokenfeed.server.storage.door import Entry
 
 FINGERPRINT = bytes(range(32))
 DATASET = ListedDataset(FINGERPRINT, np.array([100, 50]), 65_535)
@@ -121,6 +125,48 @@ def test_the_file_is_looked_at_once_a_second(path: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "stat", lambda path: pytest.fail("looked again"))
 
     assert all(len(lists.hashes) == 1 and lists.erased is None for _ in range(100))
+
+
+def test_a_list_in_a_store_that_hangs_holds_up_no_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each stream looks at it twice a second, also those of local files. Only who names a list that
+    is not known waits; after an error, not even that until a while later.
+    """
+    monkeypatch.setattr(list_file, "_STORE_LOOK_SECONDS", 0.3)
+    contents = []
+    for content in (a_list(5), a_list(5, 20)):
+        write_list(str(tmp_path / "list"), content)
+        contents.append((tmp_path / "list").read_bytes())
+    with files_in_memory({"list": contents[0]}) as door:
+        lists = RedactionLists("memory://list", DATASET, read_list("memory://list"))
+        entry, goes_on, looks = door.entry, threading.Event(), list[float]()
+
+        def hang(path: str, *, at_once: bool = False) -> Entry | None:
+            looks.append(time.monotonic())
+            assert goes_on.wait(10)
+            return entry(path, at_once=at_once)
+
+        monkeypatch.setattr(door, "entry", hang)
+        door.files["list"] = contents[1]
+        began = time.monotonic()
+        while time.monotonic() - began < 1:
+            assert len(lists.hashes) == 1
+            assert lists.erased is None
+        assert len(looks) == 1
+        goes_on.set()
+        assert eventually(lambda: len(lists.hashes) == 2)
+
+        def fail(path: str, *, at_once: bool = False) -> Entry | None:
+            looks.append(time.monotonic())
+            raise InvalidCorpus(path, "cannot be read: the store is away")
+
+        monkeypatch.setattr(list_file, "_STORE_LOOK_SECONDS", 60.0)
+        monkeypatch.setattr(door, "entry", fail)
+        count = len(looks)
+        for _ in range(5):
+            assert lists.find(bytes(32)) is None
+        assert len(looks) == count + 1
 
 
 @pytest.mark.usefixtures("looks")

@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import ROOT, WriteTokens
 from tests.support.redacted_corpora import ERASE, has_attributes, redact
-from tokenfeed.server.datasets.redactions import erasing
+from tokenfeed.tools.redact import erasing
 from tokenfeed.tools.redact.__main__ import main
 
 

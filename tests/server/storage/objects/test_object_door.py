@@ -20,10 +20,21 @@ from tests.server.storage.formats.fuzz import Seeds, valid_files
 from tests.support.object_server import ObjectServer, forget_buckets, object_server
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.datasets.sources import parse_datasets, parse_text
-from tokenfeed.server.storage.door import absolute, door_of, exists, is_folder, open_file, size_of
+from tokenfeed.server.storage.beside import file_facts
+from tokenfeed.server.storage.documents.known_documents import index_facts
+from tokenfeed.server.storage.door import (
+    StorageOptions,
+    absolute,
+    door_of,
+    exists,
+    is_folder,
+    open_file,
+    size_of,
+)
 from tokenfeed.server.storage.formats import FormatOptions, read_layout
 from tokenfeed.server.storage.objects import listing
 from tokenfeed.server.storage.objects.urls import Url
+from tokenfeed.server.storage.store import open_store
 
 NAMES = ("c/b.bin", "c/a.bin", "c/.hidden.bin", "c/deep/er/d.bin", "c/deep/e.bin", "other.bin")
 
@@ -264,3 +275,34 @@ def test_a_fork_of_a_process_that_has_used_a_store_is_refused(store: ObjectServe
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         next(feed)
+
+
+def test_what_is_kept_of_objects_goes_by_their_content(store: ObjectServer) -> None:
+    """The time of an object is to the second, and a copy may set it back; a digest of what was
+    replaced would be believed.
+    """
+    found = []
+    for content in (np.arange(500, dtype="<u2"), np.arange(500, 0, -1).astype("<u2")):
+        store.put("bucket/c/a.bin", content.tobytes())
+        raw = FormatOptions.parse("raw", "uint16", None)
+        tokens, _ = open_store("train", ["s3://bucket/c/a.bin"], raw, StorageOptions())
+        found.append((file_facts(tokens.files), index_facts("s3://bucket/c/a.bin")))
+        tokens.close()
+    assert found[0][0][0][:3] == found[1][0][0][:3], "by name, size and time"
+    assert found[0][0] != found[1][0]
+    assert found[0][1] != found[1][1]
+
+
+def test_a_list_that_grows_between_two_requests_is_read_whole(
+    store: ObjectServer,
+) -> None:
+    """A part of it would be taken for a damaged one."""
+    path = "s3://bucket/c/a.bin"
+    before = door_of(path).entry(path)
+    assert before is not None
+    store.put("bucket/c/a.bin", b"longer" * 500)
+    assert door_of(path).content(path, 1 << 20) == b"longer" * 500
+    store.put("bucket/c/a.bin", b"other" * 100)
+    now = door_of(path).entry(path, at_once=True)
+    assert now is not None
+    assert now.size_bytes == 500

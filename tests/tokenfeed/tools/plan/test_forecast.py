@@ -14,17 +14,17 @@ from client import InvalidRequest
 from tests.support import reference
 from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
 from tokenfeed.client.feed.mixture.block_weights import block_weights, proportions
-from tokenfeed.client.feed.mixture.forecast import (
+from tokenfeed.sampling import orders
+from tokenfeed.stream.position import SAMPLE_END
+from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage
+from tokenfeed.stream.stream import Stream
+from tokenfeed.tools.plan.forecast import (
     Forecast,
     forecast,
     sample_at,
     smaller_blocks,
     tokens_before,
 )
-from tokenfeed.sampling import orders
-from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage
-from tokenfeed.stream.stream import Stream
 
 T = 8
 

@@ -1,4 +1,4 @@
-"""python -m tests.server.datasets.redactions.kills: kill -9 at seeded moments of `--erase`.
+"""python -m tests.tokenfeed.tools.redact.kills: kill -9 at seeded moments of `--erase`.
 
 An erasure is run by a process that counts its calls of the file system and kills itself at the N-th
 call: in the middle of a write, before a sync, before and after a rename. Each file is then the old
@@ -81,7 +81,7 @@ def run_and_die(call: str, number: int, arguments: list[str]) -> int:
 
 def run(arguments: list[str], call: str = "", number: int = 0) -> subprocess.CompletedProcess[str]:
     """Erase in another process, which dies at a call."""
-    module = "tests.server.datasets.redactions.kills"
+    module = "tests.tokenfeed.tools.redact.kills"
     command = [sys.executable, "-m", module, "--die", call, str(number), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ...storage.store import TokenStore
-from .list_file import RedactionLists
-from .overlay import files_left
+from tokenfeed.server.datasets.redactions.list_file import RedactionLists
+from tokenfeed.server.datasets.redactions.overlay import files_left
+from tokenfeed.server.storage.store import TokenStore
 
 
 def describe_lists(lists: RedactionLists | None, store: TokenStore) -> list[str]:

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from tests.conftest import WriteTokens
-from tests.server.datasets.redactions import kills
 from tests.support.redacted_corpora import ERASE, begin_erasure, redact, tokens_of, write_lists
 from tests.support.waiting import eventually
+from tests.tokenfeed.tools.redact import kills
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.provenance.documents import DatasetDocuments
-from tokenfeed.server.datasets.redactions import erasing
 from tokenfeed.server.datasets.redactions.erased_files import locked_records
 from tokenfeed.server.datasets.sources import parse_datasets
 from tokenfeed.server.storage.documents import Delimiters
 from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.tools.redact import erasing
 from tokenfeed.tools.redact.__main__ import main
 from tokenfeed.tools.verify import main as verify
 

@@ -22,26 +22,30 @@ from dataclasses import replace
 import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
-
-from ...runtime.exceptions import log_safe_name
-from ...storage.door import door_of
-from ...storage.formats import GIVEN, Layout, recognize
-from ...storage.local.choice import mount_points
-from ...storage.local.files import LocalFile, open_local_file
-from ...storage.local.replacing import (
+from tokenfeed.server.datasets.content import (
+    Content,
+    fingerprint_of,
+    fingerprint_of_file,
+    full_digest,
+)
+from tokenfeed.server.datasets.redactions.erased_files import attribute_of, record
+from tokenfeed.server.datasets.redactions.list_content import ErasedFile, Erasure, ListContent
+from tokenfeed.server.datasets.redactions.list_writing import now, write_list
+from tokenfeed.server.datasets.redactions.overlay import Overlay, files_left, overlay_of
+from tokenfeed.server.datasets.redactions.ranges import TokenRanges
+from tokenfeed.server.runtime.exceptions import log_safe_name
+from tokenfeed.server.storage.door import door_of
+from tokenfeed.server.storage.formats import GIVEN, Layout, recognize
+from tokenfeed.server.storage.local.choice import mount_points
+from tokenfeed.server.storage.local.files import LocalFile, open_local_file
+from tokenfeed.server.storage.local.replacing import (
     CURE,
     copy_beside,
     remove_unused_copy,
     require_one_name,
     require_replaceable,
 )
-from ...storage.store import TokenStore
-from ..content import Content, fingerprint_of, fingerprint_of_file, full_digest
-from .erased_files import attribute_of, record
-from .list_content import ErasedFile, Erasure, ListContent
-from .list_writing import now, write_list
-from .overlay import Overlay, files_left, overlay_of
-from .ranges import TokenRanges
+from tokenfeed.server.storage.store import TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
+from tokenfeed.client.feed.mixture.block_weights import largest_remainders, worst_deviation
+from tokenfeed.client.feed.mixture.recipe import limits_of
 from tokenfeed.sampling.mixture import counts_at
 from tokenfeed.stream.schedule import Exhausted, without_exhausted
 from tokenfeed.stream.stage import Stage
 from tokenfeed.stream.stream import Stream
-
-from .block_weights import largest_remainders, worst_deviation
-from .recipe import limits_of
 
 DELAY_STEPS_MAX = 50
 """Beyond this delay of a stage, smaller blocks are offered."""
@@ -79,10 +78,8 @@ class Forecast:
     has epochs, by number.  asked_end_sample: the end that was asked for; end_sample is lower if a
     source is exhausted before.  stages: all that have not ended by first_sample.  samples: of each
     source in [first_sample, end_sample), by number.  before: of each source before first_sample.
-    The stream ends where the first source is exhausted. The last three fields tell what would
-    happen if it went on without each exhausted source:  exhausted: where sources end before
-    asked_end_sample, in order.  going_on: the stages then.  going_on_end: where no source is left;
-    None if some are.
+    exhausted: where sources end before asked_end_sample, in order. The stream ends where the first
+    one does; the others tell what would happen if it went on without it.
     """
 
     stream: Stream
@@ -95,8 +92,6 @@ class Forecast:
     samples: Mapping[int, int]
     before: Mapping[int, int]
     exhausted: Sequence[Exhausted]
-    going_on: Sequence[Stage]
-    going_on_end: int | None
 
     def epochs(self, source: int, samples: int) -> Fraction | None:
         """Return samples of a source as epochs of it; None if its order has none."""
@@ -120,8 +115,8 @@ def forecast(
     Raises: InvalidRequest if max_epochs does not suffice for the first block of the stream.
     """
     limits = limits_of(stream, max_epochs, rows, first_sample)
-    going_on = without_exhausted(stream.stages, limits, end_sample, first_sample)
-    end = min([end_sample, *(one.sample for one in going_on.exhausted[:1])])
+    exhausted = without_exhausted(stream.stages, limits, end_sample, first_sample).exhausted
+    end = min([end_sample, *(one.sample for one in exhausted[:1])])
     end = max(end, first_sample)
     current = stream.place_of(min(first_sample, end_sample - 1))
     stages = [
@@ -147,9 +142,7 @@ def forecast(
         stages=stages,
         samples={number: sum(each.samples.get(number, 0) for each in stages) for number in rows},
         before={number: before.get(number, 0) for number in rows},
-        exhausted=going_on.exhausted,
-        going_on=going_on.stages,
-        going_on_end=going_on.end_sample,
+        exhausted=exhausted,
     )
 
 

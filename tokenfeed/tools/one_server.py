@@ -9,12 +9,11 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from tokenfeed.client.runtime.threads import Outcome, start_thread
+from tokenfeed.client.transport.addresses import require_address
+from tokenfeed.client.transport.channel import Channel, UnaryCall
+from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.errors import TokenfeedError
-
-from ..runtime.threads import Outcome, start_thread
-from .addresses import require_address
-from .channel import Channel, UnaryCall
-from .credentials import Credentials
 
 _CLOSE_SECONDS = 1.0
 

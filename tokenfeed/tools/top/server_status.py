@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tokenfeed.client.runtime.threads import Outcome
+from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.errors import NotATokenfeedServer, TokenfeedError, Unauthenticated, Unreachable
 from tokenfeed.v1 import status_pb2 as pb
 
-from ..runtime.threads import Outcome
-from .credentials import Credentials
-from .one_server import OneServer
+from ..one_server import OneServer
 
 TOKEN_VARIABLE = "TOKENFEED_STATUS_TOKEN"
 

@@ -1,0 +1,170 @@
+"""Chooses where objects are cached, and how much of the disk that takes.
+
+Without an option it is a local disk: never the memory, nor the network, and half of what is free at
+most. Where that cannot be told, as in a pod, whose disk has a limit of its own, nothing is cached.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenfeed.errors import InvalidCorpus, InvalidRequest
+
+from ...runtime.cache_folder import cache_folder
+from ..bytes import Bytes
+from ..local.choice import file_systems, is_read_by_pread
+from .object_bytes import ObjectBytes
+from .object_cache import SCRUB_SECONDS, ObjectCache, damaged_of
+from .slab import (
+    FILE,
+    FOLDER,
+    SLOTS_MIN,
+    Slab,
+    UnusableFolder,
+    open_slab,
+    size_in,
+    size_of,
+    slots_of,
+)
+
+_LOG = logging.getLogger("tokenfeed.server")
+
+NO_CACHE = "none"
+FOLDER_OPTION, SIZE_OPTION = "--object-cache", "--object-cache-bytes"
+_FREE_BYTES_MIN = 50 << 30
+"""Of a disk, that a cache in a default folder leaves free."""
+_IN_MEMORY = ("tmpfs", "ramfs")
+_SHARED_FOLDER = "/var/tmp"
+
+
+def open_cache(
+    files: Sequence[Bytes], folder: str | None, size_bytes: int | None
+) -> ObjectCache | None:
+    """Cache the objects among the files of some datasets; before they are served.
+
+    folder: NO_CACHE for none; None for a folder that is chosen here.  size_bytes: of the
+    cache at most; None for what is chosen here.
+    Returns: None if nothing is cached, which is logged.  Raises: InvalidRequest for an option.
+    """
+    objects = [each for each in files if isinstance(each, ObjectBytes)]
+    if size_bytes is not None and slots_of(size_bytes) < SLOTS_MIN:
+        problem = f"is {size_bytes}; it takes {size_of(SLOTS_MIN)} bytes or more"
+        raise InvalidRequest(SIZE_OPTION, problem)
+    if not objects or folder == NO_CACHE:
+        if objects:
+            _LOG.info("object cache off: each epoch fetches its rows again")
+        return None
+    block_count = sum(each.add_blocks().block_count for each in objects)
+    if folder is not None:
+        try:
+            slab = _opened(folder, size_bytes, block_count, left_bytes=0)
+        except UnusableFolder as problem:
+            raise InvalidRequest(FOLDER_OPTION, f"{problem}; or pass {NO_CACHE}") from None
+        return _cache(slab, objects, folder)
+    own = os.path.join(_SHARED_FOLDER, f"tokenfeed-{os.geteuid()}")
+    problems = []
+    for chosen in (cache_folder(), own) if "KUBERNETES_SERVICE_HOST" not in os.environ else ():
+        slab_or_problem = _opened_unasked(chosen, size_bytes, block_count)
+        if isinstance(slab_or_problem, Slab):
+            return _cache(slab_or_problem, objects, chosen)
+        problems.append(slab_or_problem)
+    why = "; ".join(problems) or "the limit of a pod's disk is not known here"
+    _LOG.warning(
+        "object cache off, each epoch fetches its rows again: %s; %s DIR names a local disk, and "
+        "%s is no cache",
+        *(why, FOLDER_OPTION, NO_CACHE),
+    )
+    return None
+
+
+def require_intact(folder: str) -> int:
+    """Compare each block of the cache in a folder with its checksum, and take those out of it that
+    differ, unless a server writes to it at the moment.
+
+    Returns: how many blocks there are.  Raises: InvalidRequest, InvalidCorpus.
+    """
+    try:
+        slab = open_slab(folder, None)
+        writes = slab.take_lease()
+        slab.refresh()
+        used = np.flatnonzero(slab.entries["stamp"])
+        damaged = damaged_of(slab, used)
+        if damaged.size and writes:
+            slab.evict(damaged)
+    except (UnusableFolder, OSError) as error:
+        raise InvalidRequest(FOLDER_OPTION, str(error)) from error
+    if damaged.size:
+        cure = "they will be fetched again" if writes else "a server uses it, and will find them"
+        problem = f"{damaged.size} of {used.size} blocks have changed on the disk; {cure}"
+        raise InvalidCorpus(os.path.join(folder, FOLDER, FILE), problem)
+    return int(used.size)
+
+
+def _cache(slab: Slab, objects: Sequence[ObjectBytes], folder: str) -> ObjectCache:
+    cache = ObjectCache(slab, objects)
+    for each in objects:
+        each.use_cache(cache)
+    counts = cache.counts
+    fits = "all of it fits" if cache.fits else "it does not fit: blocks of order blocks are cached"
+    _LOG.info(
+        "object cache folder=%s bytes=%d blocks=%d cached=%d of=%d: %s; each block is checked "
+        "again within %.0f hours",
+        folder if folder.isprintable() else ascii(folder),
+        *(slab.size_bytes, slab.slot_count, counts.cached_blocks, counts.blocks, fits),
+        SCRUB_SECONDS / 3600,
+    )
+    if not cache.fits:
+        _LOG.warning(
+            "object cache smaller than the corpus: order blocks fetches little more than the "
+            "corpus each epoch, other orders a GET for most rows; make it larger (%s), or use "
+            "order blocks",
+            SIZE_OPTION,
+        )
+    return cache
+
+
+def _opened(folder: str, size_bytes: int | None, block_count: int, left_bytes: int) -> Slab:
+    """Open a slab.  left_bytes: of the disk, that stay free.  Raises: UnusableFolder."""
+    system = file_systems([_existing(folder)])[0]
+    if is_read_by_pread(system):
+        raise UnusableFolder(f"{folder} is on {system}, which is no local disk")
+    size_now, wanted = size_in(folder), size_bytes
+    if wanted is None:
+        free = shutil.disk_usage(_existing(folder)).free + size_now
+        most = min(free // 2, free - left_bytes)
+        if slots_of(most) < SLOTS_MIN:
+            raise UnusableFolder(f"the disk of {folder} has too little room ({free} bytes free)")
+        wanted = min(most, size_of(max(SLOTS_MIN, block_count)))
+        # One that is larger may have what another start needs.
+        wanted = size_now if wanted <= size_now <= most else wanted
+    slab = open_slab(folder, wanted)
+    if size_bytes is not None and slab.slot_count != slots_of(size_bytes):
+        _LOG.warning(
+            "object cache has %d bytes and not %d: another server uses it",
+            *(slab.size_bytes, size_bytes),
+        )
+    return slab
+
+
+def _opened_unasked(folder: str, size_bytes: int | None, block_count: int) -> Slab | str:
+    """Open a slab in a default folder; return why it cannot be used otherwise."""
+    system = file_systems([_existing(folder)])[0]
+    if system in _IN_MEMORY or not os.path.isabs(folder):
+        return f"{folder} is on no disk ({system})"
+    try:
+        return _opened(folder, size_bytes, block_count, left_bytes=_FREE_BYTES_MIN)
+    except UnusableFolder as problem:
+        return str(problem)
+
+
+def _existing(folder: str) -> str:
+    """Return a folder, or the first one around it that exists."""
+    folder = os.path.abspath(folder)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder

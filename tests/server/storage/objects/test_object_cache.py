@@ -1,0 +1,414 @@
+"""Rows out of the cache are those of the objects, whatever happens to it; each block is fetched
+once, and never more is fetched than was allowed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.gathering import gather_block
+from tests.support.object_server import ObjectServer, object_server
+from tests.support.waiting import eventually
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.sampling.spans import Pieces, Spans
+from tokenfeed.server.storage.door import StorageOptions
+from tokenfeed.server.storage.formats import FormatOptions
+from tokenfeed.server.storage.objects import cache_choice, object_cache
+from tokenfeed.server.storage.objects.cache_choice import open_cache
+from tokenfeed.server.storage.objects.counts import REQUESTS
+from tokenfeed.server.storage.objects.listing import LISTING
+from tokenfeed.server.storage.objects.object_cache import CacheCounts, ObjectCache
+from tokenfeed.server.storage.objects.slab import BLOCK_BYTES, FILE, FOLDER, SLOT_BYTES, size_of
+from tokenfeed.server.storage.store import TokenStore, open_store
+
+T = 2048
+BLOCK = BLOCK_BYTES // 2
+"""Tokens of a block."""
+URLS = ["s3://bucket/c/a.npy", "s3://bucket/c/b.npy"]
+RAW = FormatOptions.parse("raw", "uint16", None)
+_RANDOM = np.random.default_rng(1)
+TOKENS = [
+    _RANDOM.integers(0, 60_000, 3 * BLOCK + 1).astype("<u2"),  # whose last block is one token
+    _RANDOM.integers(0, 60_000, 5 * BLOCK + 12_345).astype("<u2"),
+]
+BLOCKS = 10
+
+Opened = Callable[..., tuple[TokenStore, ObjectCache]]
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectServer]:
+    with object_server() as found:
+        for url, tokens in zip(URLS, TOKENS, strict=True):
+            found.put(url.removeprefix("s3://"), tokens.tobytes())
+        yield found
+
+
+@pytest.fixture
+def opened(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Opened]:
+    """Opens the objects with a cache in a folder."""
+    monkeypatch.setattr(object_cache, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(object_cache, "_COMMIT_SECONDS", 0.05)
+    monkeypatch.setattr(object_cache, "_RETRY_SECONDS", 0.1)
+    found: list[tuple[TokenStore, ObjectCache]] = []
+
+    def open_one(slots: int = 16, folder: Path = tmp_path) -> tuple[TokenStore, ObjectCache]:
+        LISTING.forget()
+        tokens, _ = open_store("train", URLS, RAW, StorageOptions())
+        tokens.narrow(65_535)
+        cache = open_cache([tokens.files], str(folder), size_of(max(16, slots)))
+        assert cache is not None
+        found.append((tokens, cache))
+        return found[-1]
+
+    yield open_one
+    for tokens, cache in found:
+        cache.close()
+        tokens.close()
+
+
+def rows(random: np.random.Generator, count: int = 64, tokens: int = T + 1) -> Spans:
+    """Windows at random, from both objects."""
+    shard = random.integers(0, 2, count)
+    limits = np.array([each.size - tokens for each in TOKENS])
+    return Spans.of_windows(tokens, shard, random.integers(0, limits[shard] + 1))
+
+
+def require_right(found: np.ndarray, spans: Spans) -> None:
+    for row, shard, first in zip(found, spans.shard, spans.token_offset, strict=True):
+        np.testing.assert_array_equal(row, TOKENS[shard][first : first + spans.row_tokens])
+
+
+def require_rows(tokens: TokenStore, seed: int, count: int = 12) -> None:
+    spans = rows(np.random.default_rng(seed), count)
+    require_right(gather_block(tokens, spans).tokens, spans)
+
+
+def fill(tokens: TokenStore, cache: ObjectCache) -> CacheCounts:
+    require_rows(tokens, 1, 4)
+    assert eventually(lambda: cache.counts.cached_blocks == BLOCKS, 20)
+    return cache.counts
+
+
+def slab_of(folder: Path) -> Path:
+    return folder / FOLDER / FILE
+
+
+def test_each_block_is_fetched_once(opened: Opened, store: ObjectServer, tmp_path: Path) -> None:
+    """A second epoch, and a second start, make no GET of a row."""
+    tokens, cache = opened()
+    before = REQUESTS.by_reason["block"]
+    assert cache.counts[1:3] == (BLOCKS, 0), "nothing is fetched before a row is"
+    fill(tokens, cache)
+    after = REQUESTS.by_reason["block"]
+    assert after.gets - before.gets == BLOCKS
+    size = sum(each.nbytes for each in TOKENS)
+    assert size <= after.size_bytes - before.size_bytes <= size + 8 * BLOCKS
+
+    again, second = opened()
+    assert second.counts.cached_blocks == BLOCKS
+    gets, misses = len(store.gets), cache.counts.misses
+    for which in (tokens, again):
+        for seed in range(5):
+            require_rows(which, seed)
+    assert len(store.gets) == gets
+    assert cache.counts.misses == misses
+    assert (cache.counts.hits, second.counts.hits) == (60, 60)
+    assert slab_of(tmp_path).stat().st_size == size_of(16)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_rows_of_any_blocks_are_right(opened: Opened, share: float) -> None:
+    """Within a block, over borders of blocks, of several blocks, with padding; cached or not."""
+    tokens, cache = opened()
+    fill(tokens, cache)
+    cache.close()
+    blocks = tokens.files.cached  # type: ignore[attr-defined]
+    random = np.random.default_rng(3)
+    for block in range(BLOCKS):
+        if random.random() >= share:
+            blocks.know_slot(block, -1)
+    for count in (2, T + 1, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK):
+        spans = rows(random, 4, count)
+        require_right(gather_block(tokens, spans).tokens, spans)
+        tokens.advise(spans)
+        assert eventually(lambda spans=spans: tokens.ready_count(spans) == 4)
+        require_right(gather_block(tokens, spans).tokens, spans)
+    edges = np.array([0, BLOCK - 1, BLOCK, 2 * BLOCK - T, 2 * BLOCK - T - 1, 3 * BLOCK - T])
+    spans = Spans.of_windows(T + 1, np.zeros(6, dtype=np.int64), edges)
+    require_right(gather_block(tokens, spans).tokens, spans)
+
+    pieces = Pieces(np.array([0, 2, 2, 3]), np.array([5, BLOCK + 3, 7]))
+    first = np.array([BLOCK - 2, 4, 9])
+    spans = Spans(BLOCK + 20, np.zeros(3, dtype=np.int64), np.array([0, 1, 1]), first, pieces)
+    expected = np.zeros((3, BLOCK + 20), dtype="<u2")
+    expected[0, :5] = TOKENS[0][BLOCK - 2 : BLOCK + 3]
+    expected[0, 5 : BLOCK + 8] = TOKENS[1][4 : BLOCK + 7]
+    expected[2, :7] = TOKENS[1][9:16]
+    np.testing.assert_array_equal(gather_block(tokens, spans).tokens, expected)
+    files = tokens.files
+    assert not files._held, "nothing is held that was gathered"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "calls", [8, pytest.param(200, marks=[pytest.mark.proof, pytest.mark.slow(300)])]
+)
+def test_rows_are_right_while_blocks_make_room(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """A slot gets another block under a copy, also in another process: then the copy is thrown
+    away. Never more is fetched than the cache and the rows.
+    """
+    monkeypatch.setattr(cache_choice, "SLOTS_MIN", 1)
+    monkeypatch.setattr(object_cache, "TOUCHES", 1)
+    monkeypatch.setattr("tokenfeed.server.storage.objects.cached_blocks.TOUCHES", 1)
+    monkeypatch.setattr(object_cache, "_COMMIT_BLOCKS", 2)
+    both = []
+    for _ in range(2):
+        LISTING.forget()
+        tokens, _ = open_store("train", URLS, RAW, StorageOptions())
+        tokens.narrow(65_535)
+        cache = open_cache([tokens.files], str(tmp_path), size_of(4))
+        assert cache is not None
+        assert not cache.fits
+        both.append((tokens, cache))
+    before = REQUESTS.by_reason["block"].size_bytes
+    failed: list[BaseException] = []
+
+    def ask(number: int) -> None:
+        try:
+            for seed in range(calls):
+                require_rows(both[number % 2][0], 1000 * number + seed)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for tokens, cache in both:
+        cache.close()
+        tokens.close()
+    assert not failed
+    evictions = [cache._slab.evictions - cache._slab.known_evictions for _, cache in both]  # type: ignore[union-attr]
+    assert min(evictions) == 0
+    assert sum(cache.counts.hits for _, cache in both) > 0
+    blocks = REQUESTS.by_reason["block"].size_bytes - before
+    row_bytes = 4 * calls * 12 * 2 * (T + 1)
+    assert 4 * BLOCK_BYTES < blocks <= 2 * (size_of(4) + SLOT_BYTES) + row_bytes
+    assert slab_of(tmp_path).stat().st_size == size_of(4)
+
+
+def test_single_rows_fetch_no_block_of_a_corpus_that_does_not_fit(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would fetch 256 times what it needs. Blocks of which rows come again and again do."""
+    monkeypatch.setattr(cache_choice, "SLOTS_MIN", 1)
+    monkeypatch.setattr(object_cache, "_PAUSE_SECONDS", 0.01)
+    tokens, _ = open_store("train", URLS, RAW, StorageOptions())
+    tokens.narrow(65_535)
+    cache = open_cache([tokens.files], str(tmp_path), size_of(4))
+    assert cache is not None
+
+    def ask(block: int, row: int) -> None:
+        spans = Spans.of_windows(T + 1, np.array([1]), np.array([block * BLOCK + row * T]))
+        require_right(gather_block(tokens, spans).tokens, spans)
+
+    for row in range(3):
+        for block in range(5):
+            ask(block, row)
+    assert cache.counts.cached_blocks == len(cache._wanted) == 0
+    ask(2, 4)
+    assert eventually(lambda: cache.counts.cached_blocks == 1)
+    misses = cache.counts.misses
+    ask(2, 5)
+    assert cache.counts.misses == misses
+    cache.close()
+    tokens.close()
+
+
+def test_an_object_that_is_replaced_is_cached_anew(opened: Opened, store: ObjectServer) -> None:
+    """The cache goes by the content that was opened, and not by the name."""
+    fill(*opened())
+    changed = TOKENS[0][::-1].copy()
+    store.put("bucket/c/a.npy", changed.tobytes())
+    tokens, cache = opened()
+    assert cache.counts.cached_blocks == 6
+    spans = Spans.of_windows(T + 1, np.zeros(2, dtype=np.int64), np.array([0, 5000]))
+    for _ in range(2):
+        found = gather_block(tokens, spans).tokens
+        np.testing.assert_array_equal(found[0], changed[: T + 1])
+        np.testing.assert_array_equal(found[1], changed[5000 : 5000 + T + 1])
+        assert eventually(lambda: cache.counts.cached_blocks == BLOCKS)
+    assert cache.counts.hits >= 2
+
+
+def test_what_only_has_a_time_is_not_cached(opened: Opened, store: ObjectServer) -> None:
+    """It may be replaced twice in a second, by content of the same size."""
+    store.weak = True
+    tokens, cache = opened()
+    assert cache.counts.blocks == 0
+    require_rows(tokens, 1)
+    assert cache.counts.cached_blocks == 0
+
+
+@pytest.mark.parametrize("how", ["truncated", "deleted", "extended"])
+def test_a_slab_that_is_lost_is_a_second_get(
+    opened: Opened, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever cleans up a disk ends no run, and changes no row."""
+    tokens, cache = opened()
+    fill(tokens, cache)
+    path = slab_of(tmp_path)
+    if how == "deleted":
+        path.unlink()
+    else:
+        os.truncate(path, 0)
+    if how == "extended":
+        os.truncate(path, size_of(16))
+    require_rows(tokens, 5)
+    if how != "extended":
+        assert eventually(lambda: cache.counts.size_bytes == 0)
+        assert "object cache deleted or truncated" in caplog.text
+    require_rows(tokens, 9)
+
+
+def test_a_changed_byte_is_found_and_the_block_fetched_again(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that errs gives a wrong row until then, as one with local files does."""
+    tokens, cache = opened()
+    fill(tokens, cache)
+    cache.close()
+    content = slab_of(tmp_path).read_bytes()
+    place = content.index(TOKENS[1][BLOCK : BLOCK + 50].tobytes())
+    with slab_of(tmp_path).open("r+b") as file:
+        file.seek(place)
+        file.write(bytes([content[place] ^ 1]))
+
+    monkeypatch.setattr(object_cache, "SCRUB_SECONDS", 0.2)
+    tokens, cache = opened()
+    assert eventually(lambda: cache.counts.damaged == 1)
+    fill(tokens, cache)
+    spans = Spans.of_windows(T + 1, np.array([1]), np.array([BLOCK]))
+    require_right(gather_block(tokens, spans).tokens, spans)
+
+
+def test_a_disk_that_fails_is_a_second_get(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be full in spite of what it has promised, as with snapshots."""
+    write, sync = os.pwrite, os.fdatasync
+    fails = {"pwrite": True, "fdatasync": True}
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tokens, cache = opened(64)  # whose size is what may be fetched for nothing
+    monkeypatch.setattr(os, "pwrite", lambda *a: refuse() if fails["pwrite"] else write(*a))
+    monkeypatch.setattr(os, "fdatasync", lambda *a: refuse() if fails["fdatasync"] else sync(*a))
+    for failing in ("pwrite", "fdatasync"):
+        caplog.clear()
+        require_rows(tokens, 5, 4)
+        assert eventually(lambda: "cache failed, trying again later reason=No sp" in caplog.text)
+        require_rows(tokens, 5, 4)
+        assert cache.counts.cached_blocks == 0
+        fails[failing] = False
+    fill(tokens, cache)
+    require_rows(tokens, 6)
+
+
+def test_a_store_that_is_away_stops_the_filling_alone(
+    opened: Opened, store: ObjectServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows that are cached come as before."""
+    tokens, cache = opened()
+    store.always_fault = "503"
+    cache.use()
+    assert eventually(lambda: "block not fetched, trying again later" in caplog.text, 20)
+    store.always_fault = ""
+    fill(tokens, cache)
+    store.always_fault = "503"
+    for seed in range(5):
+        require_rows(tokens, seed)
+
+
+def test_blocks_of_other_corpora_make_room_first(
+    opened: Opened, store: ObjectServer, tmp_path: Path
+) -> None:
+    """A folder is used for one corpus after another."""
+    fill(*opened())
+    for number in range(2):
+        store.put(URLS[number].removeprefix("s3://"), TOKENS[number][::-1].tobytes())
+    LISTING.forget()
+    tokens, cache = opened()
+    assert cache.counts.cached_blocks == 0
+    spans = Spans.of_windows(T + 1, np.array([1]), np.array([7]))
+    for _ in range(2):
+        found = gather_block(tokens, spans).tokens
+        np.testing.assert_array_equal(found[0], TOKENS[1][::-1][7 : T + 8])
+        assert eventually(lambda: cache.counts.cached_blocks == BLOCKS, 20)
+
+
+def test_a_folder_that_cannot_be_used_is_refused_by_name(
+    store: ObjectServer, tmp_path: Path
+) -> None:
+    """Who names one expects it to be used."""
+    tokens, _ = open_store("train", URLS, RAW, StorageOptions())
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InvalidRequest, match=r"--object-cache: .*file.* cannot be used"):
+        open_cache([tokens.files], str(tmp_path / "file"), size_of(16))
+    with pytest.raises(InvalidRequest, match=r"--object-cache-bytes: is 1000; it takes 16"):
+        open_cache([tokens.files], str(tmp_path), 1000)
+    assert open_cache([tokens.files], "none", None) is None
+    tokens.close()
+
+
+@pytest.mark.parametrize(
+    ("free", "system", "expected"),
+    [
+        (1 << 40, "ext4", size_of(16)),  # as much as the corpus needs
+        (60 << 30, "ext4", size_of(16)),
+        (50 << 30, "ext4", 0),  # which is left to others
+        (1 << 40, "nfs4", 0),
+        (1 << 40, "tmpfs", 0),
+    ],
+)
+def test_the_default_is_a_local_disk_with_room(
+    store: ObjectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    free: int,
+    system: str,
+    expected: int,
+) -> None:
+    """Who names none gets one where it does no harm; else the log says why there is none."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(cache_choice, "cache_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(cache_choice, "_SHARED_FOLDER", str(tmp_path / "shared"))
+    monkeypatch.setattr(cache_choice, "file_systems", lambda _: [system])
+    usage = type("", (), {"free": free})
+    monkeypatch.setattr(cache_choice.shutil, "disk_usage", lambda _: usage)
+    tokens, _ = open_store("train", URLS, RAW, StorageOptions())
+    cache = open_cache([tokens.files], None, None)
+    if expected:
+        assert cache is not None
+        assert slab_of(tmp_path).stat().st_size == expected
+        assert f"object cache folder={tmp_path} bytes={expected}" in caplog.text
+        cache.close()
+    else:
+        assert cache is None
+        assert "object cache off, each epoch fetches its rows again: " in caplog.text
+    tokens.close()
