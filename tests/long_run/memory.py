@@ -13,6 +13,8 @@ import numpy as np
 from tests.faults.lab import Process
 
 _KINDS = ("memory, MiB", "descriptors", "threads")
+_WIDTH, _HEIGHT = 700, 160
+_COLOURS = ("#1f6feb", "#d1242f")
 _WARM_UP = 0.2
 """The share of the run that a slope leaves out: a heap grows while its first batches come."""
 
@@ -68,20 +70,27 @@ class Usage:
         return found
 
     def plot(self, path: Path) -> None:
-        """Write what was sampled as an SVG, one picture for each kind."""
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-
-        figure, axes = pyplot.subplots(len(_KINDS), figsize=(9, 8), sharex=True)
-        for kind, (unit, own) in enumerate(zip(_KINDS, axes, strict=True)):
-            for number, name in enumerate(self._pids):
-                own.plot(self._hours, self._column(number, kind), label=name)
-            own.set(ylabel=unit, ylim=(0, None))
-        axes[0].legend()
-        axes[-1].set(xlabel="hours")
-        figure.savefig(path)
+        """Write what was sampled as an SVG: a line for each process, one picture for each kind."""
+        parts = []
+        for kind, unit in enumerate(_KINDS):
+            columns = [self._column(number, kind) for number in range(len(self._pids))]
+            most = max(float(column.max(initial=1.0)) for column in columns)
+            top = kind * (_HEIGHT + 60) + 40
+            parts.append(f'<text x="60" y="{top - 12}">{unit}: 0 to {most:,.0f}</text>')
+            parts.append(f'<path d="M60 {top} v{_HEIGHT} h{_WIDTH}" stroke="gray" fill="none"/>')
+            for column, name, colour in zip(columns, self._pids, _COLOURS, strict=False):
+                xs = 60 + _WIDTH * np.array(self._hours) / self._hours[-1]
+                ys = top + _HEIGHT * (1 - column / most)
+                points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+                parts.append(f'<polyline points="{points}" stroke="{colour}" fill="none"/>')
+                at = int(ys[-1])
+                parts.append(f'<text x="{70 + _WIDTH}" y="{at}" fill="{colour}">{name}</text>')
+        hours = f"0 to {self._hours[-1]:.2f} hours"
+        height = len(_KINDS) * (_HEIGHT + 60) + 40
+        parts.append(f'<text x="60" y="{height - 20}">{hours}</text>')
+        size = f'width="{_WIDTH + 160}" height="{height}" font-family="sans-serif" font-size="13"'
+        begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
+        path.write_text("\n".join([begin, *parts, "</svg>\n"]))
 
 
 def _slope(hours: np.ndarray, values: Sequence[float] | np.ndarray) -> Slope:
