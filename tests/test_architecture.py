@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -295,16 +296,19 @@ def test_tools_are_imported_by_none_of_what_they_use() -> None:
     assert naming == {"client.__main__"}, "by name, as `python -m client` has always been"
 
 
-def test_a_plain_call_enters_no_tool() -> None:
-    """Neither a feed nor a server that has all of its parts loads their code."""
+def test_a_plain_call_enters_no_tool(tmp_path: Path) -> None:
+    """Neither a feed over files, nor one over a server, nor the server loads their code."""
+    (tmp_path / "train.bin").write_bytes(bytes(2000))
     code = (
-        "import sys, tokenfeed; tokenfeed.RemoteBatches, tokenfeed.NumpyBatches; "
-        "import tokenfeed.client.source.files, tokenfeed.server.open_local; "
-        "import tokenfeed.server.cli.serve; "
+        "import sys, tokenfeed.server.cli.serve; from tokenfeed import NumpyBatches, RemoteBatches;"
+        "feed = NumpyBatches('file:train.bin', 2, 8); next(feed); feed.state_dict(); feed.close();"
+        "RemoteBatches('localhost:1', 2, 8).close();"
         "raise SystemExit(any(name.startswith('tokenfeed.tools') for name in sys.modules))"
     )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == 0
 
 
 @pytest.mark.parametrize("name", modules())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -26,8 +27,7 @@ from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
-from tokenfeed.v1 import tokenfeed_pb2 as request_pb
-from tokenfeed.wire.request import Expected, Request, parse_stream, stream_message, to_message
+from tokenfeed.wire.request import Expected, Request, stream_message, to_message
 
 from ..one_server import OneServer
 from .runs import Segment
@@ -40,6 +40,7 @@ _CALL_SECONDS = 60.0
 """How long one answer may take: that of a cold index on a slow disk takes seconds."""
 _PAUSE_SECONDS_FIRST, _PAUSE_SECONDS_MAX = 0.1, 2.0
 
+Question = TypeVar("Question", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
 Ranges = npt.NDArray[np.int64]
 
@@ -62,31 +63,25 @@ class Answers(Protocol):
 class Provenance:
     """The answers of a target. Asks again for as long as there is progress, and a while longer."""
 
-    def __init__(
-        self, answers_of: Callable[[request_pb.Stream], Answers], close: Callable[[], None]
-    ) -> None:
+    def __init__(self, answers_of: Callable[[Stream], Answers], close: Callable[[], None]) -> None:
         """answers_of: returns what answers for a stream, and may wait.  close: as of this class."""
         self._answers_of = answers_of
         self.close = close
         """Closes the connection, or the files."""
 
-    def locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
-        """As Answers."""
-        return self._answer(lambda: self._answers_of(request.rows.stream).locate(request))
-
-    def find(self, request: pb.FindRequest) -> pb.FindResponse:
-        """As Answers."""
-        return self._answer(lambda: self._answers_of(request.stream).find(request))
-
-    def coverage(self, request: pb.CoverageRequest) -> pb.CoverageResponse:
-        """As Answers."""
-        return self._answer(lambda: self._answers_of(request.stream).coverage(request))
-
-    def _answer(self, ask: Callable[[], Answer]) -> Answer:
+    def ask(
+        self,
+        stream: Stream,
+        method: Callable[[Answers], Callable[[Question], Answer]],
+        request: Question,
+    ) -> Answer:
+        """Return the answer to a request about a stream.  method: returns what answers such
+        requests.  Raises: TokenfeedError.
+        """
         problem, end, pause_seconds = "", 0.0, 0.0
         while True:
             try:
-                return ask()
+                return method(self._answers_of(stream))(request)
             except ServerUnavailable as error:
                 now = time.monotonic()
                 # A server that searches ids says how far it is.
@@ -119,14 +114,11 @@ class _LocalFiles:
         self._target = target
         self._opened: dict[tuple[str, ...], Files] = {}
 
-    def answers_of(self, message: request_pb.Stream) -> Answers:
-        plain = request_pb.Stream()
-        plain.CopyFrom(message)
-        del plain.redactions[:]
-        stream, _ = parse_stream(plain)
+    def answers_of(self, stream: Stream) -> Answers:
         names = tuple(source.dataset for source in stream.sources)
         if names not in self._opened:
-            request = Request(stream, Position(stream.stage.first_sample, 1))
+            plain = replace(stream, redactions=())
+            request = Request(plain, Position(stream.stage.first_sample, 1))
             self._opened[names] = Files(self._target, request, reconnect_seconds=QUESTION_SECONDS)
         return self._opened[names].await_provenance()
 
@@ -185,7 +177,8 @@ def locate_pages(provenance: Provenance, segment: Segment) -> Iterator[pb.Locate
     first_sample = segment.first_sample
     while first_sample < segment.end_sample:
         rest = request_of(segment._replace(first_sample=first_sample))
-        page = provenance.locate(pb.LocateRequest(rows=to_message(rest, expected)))
+        request = pb.LocateRequest(rows=to_message(rest, expected))
+        page = provenance.ask(segment.stream, lambda answers: answers.locate, request)
         found = [row.sample for row in page.rows]
         if not found or found != list(range(first_sample, first_sample + len(found))):
             raise BadFrame("Locate", f"the answer is not of the rows from {first_sample} on")
@@ -210,7 +203,7 @@ def find_pages(
     request.source = source
     request.first_candidate = 0
     while True:
-        page = provenance.find(request)
+        page = provenance.ask(segment.stream, lambda answers: answers.find, request)
         yield page
         if not page.HasField("next_candidate"):
             return
@@ -240,7 +233,7 @@ def coverage_pages(
         )
         missing = int((part[:, 1] - part[:, 0]).sum())
         while True:
-            page = provenance.coverage(request)
+            page = provenance.ask(stream, lambda answers: answers.coverage, request)
             yield page
             missing -= page.row_count
             if not page.HasField("next_place"):
