@@ -20,6 +20,7 @@ from ..bytes import Bytes
 from ..door import Entry, ReadLayout, StorageOptions, in_cache, unreadable
 from ..open_file import HEAD_BYTES, OpenFile
 from ..option_names import READ
+from . import object_bytes
 from .buckets import Away, Bucket, Pin, Unranged, bucket_of
 from .counts import INDEX
 from .listing import LISTING
@@ -31,9 +32,6 @@ _OPENERS = 32
 _AHEAD_BYTES = 8 << 20
 """Of an index that is read in order, a GET: its parts of a MiB would each wait for a round trip."""
 
-
-_OPENING_SECONDS = 30.0
-"""A store that is away is asked again for this long: it may restart while a job does."""
 _PAUSE_SECONDS = 0.2
 _SIGNED = re.compile(r"[?&](X-Amz-|X-Goog-|sig=)", re.IGNORECASE)
 _LOG = logging.getLogger("tokenfeed.server")
@@ -100,8 +98,12 @@ class ObjectDoor:
 
     def entry(self, path: str, *, at_once: bool = False) -> Entry | None:
         """Return what a path names; None if that is nothing.  Raises: InvalidCorpus."""
-        with _named(path):
-            found = LISTING.look(Url.parse(path), at_once=at_once)
+        url = Url.parse(path)
+        if at_once:  # who asks at once cannot wait for a store that is away
+            with _named(path):
+                found = LISTING.look(url, at_once=True)
+        else:
+            found = _patient(path, lambda: LISTING.look(url))
         if isinstance(found, Pin):
             return Entry(path, False, found.size_bytes, found.tag)
         return Entry(path, True) if found else None
@@ -217,7 +219,7 @@ def patient(path: str, ask: Callable[[], _Answer]) -> _Answer:
         problem = 'is a signed URL, whose "?" would be taken for a pattern or an option'
         cure = "read the object by its store (s3://, gs://, az://), or make it public"
         raise InvalidCorpus(path.partition("?")[0], f"{problem}; {cure}")
-    ends, pause = time.monotonic() + _OPENING_SECONDS, _PAUSE_SECONDS
+    ends, pause = time.monotonic() + object_bytes.OPENING_SECONDS, _PAUSE_SECONDS
     while True:
         with _named(path):
             try:

@@ -34,7 +34,7 @@ from ..bytes import (
     Submit,
 )
 from ..layout import Layout
-from .buckets import RETRY_SECONDS, Bucket, Changed, Pin, require_own_process
+from .buckets import RETRY_SECONDS, Away, Bucket, Changed, Pin, require_own_process
 from .cached_blocks import CachedBlocks
 from .counts import BLOCK, ROW
 from .fetcher import Fetch, fetcher
@@ -57,6 +57,9 @@ together do not try again together."""
 CHANGED_SECONDS = 30.0
 """Content that is gone must be gone for this long, without an answer in between: a store or a proxy
 that restarts misses objects for a moment."""
+OPENING_SECONDS = 30.0
+"""A store that is away while a dataset is opened is asked again for this long: it may restart while
+a job does."""
 _WAIT_SECONDS = 0.5
 """How often a thread that waits looks whether the dataset is closed."""
 _LOG_SECONDS = 30.0
@@ -249,8 +252,15 @@ class ObjectBytes:
 
     def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes of an object.  Raises: InvalidCorpus."""
+        ends = time.monotonic() + OPENING_SECONDS
         try:
-            return self.read_served(shard, first_byte, size_bytes)
+            while True:
+                try:
+                    return self.read_served(shard, first_byte, size_bytes)
+                except Unreadable as error:
+                    if not isinstance(error.__cause__, Away) or time.monotonic() > ends:
+                        raise
+                time.sleep(random.uniform(1, 2))
         except (CorpusChanged, Unreadable) as error:
             if isinstance(error, CorpusChanged) or isinstance(error.__cause__, Changed):
                 problem = "changed while it was being opened; start again when it is complete"

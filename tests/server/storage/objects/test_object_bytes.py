@@ -309,7 +309,7 @@ def test_an_object_that_cannot_be_opened_is_named(
     store: ObjectServer, fault: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who starts the server reads what to change."""
-    monkeypatch.setattr(door, "_OPENING_SECONDS", 0.0)
+    monkeypatch.setattr(object_bytes, "OPENING_SECONDS", 0.0)
     store.always_fault = fault
     with pytest.raises(InvalidCorpus, match=rf"s3://bucket/c/a\.bin: cannot be read: .*{problem}"):
         door_of(URLS[0]).open(URLS[0])
@@ -324,6 +324,20 @@ def test_a_store_that_is_away_is_waited_for(
     with door_of(URLS[0]).open(URLS[0]) as file:
         assert file.read(0, 4) == TOKENS[0][:2].tobytes()
     assert not store.faults
+
+
+def test_a_store_that_is_away_while_tokens_are_first_read_is_waited_for(
+    opened: TokenStore, store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fingerprint is thousands of reads: one that fails would end the start of a server."""
+    monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", ())
+    store.faults.extend(["503"] * 3)  # one GET of obstore, with its retries
+    assert opened.files.read(0, 100, 10) == TOKENS[0].tobytes()[100:110]
+    assert not store.faults
+    monkeypatch.setattr(object_bytes, "OPENING_SECONDS", 0.0)
+    store.always_fault = "503"
+    with pytest.raises(InvalidCorpus, match="cannot be read: Server returned"):
+        opened.files.read(0, 100, 10)
 
 
 def test_a_version_that_is_denied_names_the_permission(store: ObjectServer) -> None:
