@@ -134,14 +134,23 @@ def planned_stage(
     return Stage(0, asked, context_length, shares, asked=asked, origin=origin)
 
 
-def scheduled(begun: Sequence[Stage], later: Iterable[Stage] = ()) -> tuple[Stage, ...]:
+def placed_by_weights(last: Stage, planned: Stage) -> Stage:
+    """Return a planned stage where it begins behind another one, as `next_stage` says."""
+    return next_stage(last, planned.asked, planned.weights, planned.origin)
+
+
+def scheduled(
+    begun: Sequence[Stage],
+    later: Iterable[Stage] = (),
+    place: Callable[[Stage, Stage], Stage] = placed_by_weights,
+) -> tuple[Stage, ...]:
     """Return stages, each with the index, the first sample and the base of each share that it
     really has.
 
     begun: at least one; returned unchanged.  later: the stages behind them, in order, as
-    `planned_stage` makes them. Each begins as `next_stage` says, by its `asked`, weights and
-    `origin`. Later stages keep their `previous` up to the first one that differs from what was
-    given; that one and all behind it have b"".
+    `planned_stage` makes them. Later stages keep their `previous` up to the first one that differs
+    from what was given; that one and all behind it have b"".  place: takes a stage and the planned
+    one behind it, and returns the planned one where it begins.
     Raises: InvalidRequest if a stage is asked for at or before the begin of the stage before it;
     SamplesExhausted if one would begin at or above sample 2^63.
     """
@@ -154,7 +163,7 @@ def scheduled(begun: Sequence[Stage], later: Iterable[Stage] = ()) -> tuple[Stag
                 f"stages[{last.index + 1}].first_sample",
                 f"{stage.asked} is not above {last.first_sample}, where the one before it begins",
             )
-        placed = next_stage(last, stage.asked, stage.weights, stage.origin)
+        placed = place(last, stage)
         # Where nothing has changed, what is known of it is kept. Behind another stage it may begin
         # at the same sample, with the same bases, and yet follows another identity.
         are_known = are_known and placed == replace(stage, previous=b"")
