@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -410,3 +410,22 @@ def test_tensors_are_copied_into_memory_of_the_present_shape(paths: list[Path]) 
         with pytest.raises(InvalidRequest, match=r"x: .*200"):
             feed.copy_into(x, y)
         assert feed.copy_into(*made(feed))
+
+
+def test_ranks_change_together_or_not_at_all(
+    paths: list[Path], in_ranks: Callable[..., list[object]]
+) -> None:
+    """A rank with rows of another length would wait in a collective for ever."""
+
+    def train(rank: int, feed: NumpyBatches) -> list[tuple[int, ...]]:
+        shapes = [next(feed)[0].shape for _ in range(1 + rank)]
+        with pytest.raises(StreamMismatch, match=r"context_length: rank \d changes it to another"):
+            feed.change_context_length(LONGER if rank else 1 << 16, at_sample=100)
+        with pytest.raises(StreamMismatch, match=r"context_length: rank \d changes it to another"):
+            feed.change_context_length(LONGER, at_sample=100, batch_size=1 + rank)
+        assert feed.change_context_length(LONGER, at_sample=100) == 208
+        return [*shapes, *(next(feed)[0].shape for _ in range(14 - rank))]
+
+    found = in_ranks(train, 2, lambda rank: feed_of(local(paths), LONG, rank=rank, world_size=2))
+
+    assert found == [[(8, LONG)] * 13 + [(2, LONGER)] * 2] * 2
