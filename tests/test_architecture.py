@@ -27,6 +27,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "_links": set(),
         "short": {"_links"},
         "commands": {"__init__", "errors", "v1"},
+        "tools": {"__init__", "errors", "v1", "stream", "sampling", "wire", "commands"},
         "__init__": {"_links", "commands"},  # only once it is touched
         "__main__": {"_links", "commands"},
     },
@@ -40,10 +41,6 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "open_local": {"runtime", "storage", "datasets", "rows"},
         "rpc": {"runtime", "storage", "datasets", "rows"},
         "cli": {"runtime", "storage", "datasets", "rpc"},
-        "inspect": {"runtime", "storage", "datasets", "cli"},
-        "verify": {"runtime", "storage", "datasets", "cli"},
-        "pack": {"runtime", "storage", "datasets", "cli"},
-        "probe": set(),
         "__main__": {"runtime", "cli"},
     },
     "client": {
@@ -55,10 +52,8 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "batches": {"runtime", "transport", "source", "device", "feed"},
         "adapters": {"runtime", "transport", "source", "device", "feed", "batches"},
         "metrics": {"runtime", "feed"},
-        "provenance": {"runtime", "transport", "source", "feed"},
-        "commands": {"runtime", "transport", "source", "batches", "feed", "provenance"},
         "__init__": {"transport", "feed", "batches"},
-        "__main__": {"commands"},
+        "__main__": set(),
     },
 }
 
@@ -68,13 +63,14 @@ CONTRACT = {"numpy", "google.protobuf"}
 REACHES: dict[str, set[str]] = {
     "tokenfeed": set(),
     "tokenfeed.commands.completion": {"shtab"},
+    "tokenfeed.tools": CONTRACT | {"google_crc32c", "grpc", "tomli"},
+    "tokenfeed.tools.probe": {"grpc", "grpc_health"},
     "tokenfeed.sampling": {"numpy"},
     "tokenfeed.commands.status": CONTRACT,
     "tokenfeed.stream": CONTRACT,
     "tokenfeed.wire": CONTRACT | {"google_crc32c"},
     "server": CONTRACT | {"google_crc32c"},
     "server.runtime": set(),
-    "server.probe": {"grpc", "grpc_health"},
     "server.rpc": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},
     "server.rpc.monitoring": CONTRACT | {"google_crc32c", "grpc"},
     "server.rpc.monitoring.metrics": CONTRACT | {"google_crc32c", "grpc", "prometheus_client"},
@@ -116,9 +112,6 @@ REACHES: dict[str, set[str]] = {
     "client.batches.arrays": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.feed.mixture": CONTRACT | {"tomli"},
     "client.metrics": CONTRACT | {"prometheus_client"},
-    "client.provenance": CONTRACT | {"google_crc32c", "grpc", "tomli"},
-    "client.commands": CONTRACT | {"google_crc32c", "grpc", "tomli"},
-    "client.__main__": CONTRACT | {"google_crc32c", "grpc", "tomli"},
 }
 # What single modules import beyond that, once it is needed.
 EXTRA_IMPORTS: dict[str, set[str]] = {
@@ -131,10 +124,10 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
     "tokenfeed.commands.decoding": {"tokenizers"},
     "client.feed.ranks.agreement": {"torch"},
     "client.feed.ranks.coordinates": {"torch"},
-    "client.commands.bench": {"tomli", "torch"},
-    "client.commands.plan.picture": {"matplotlib"},
-    "client.commands.provenance.output": {"pyarrow"},
-    "client.provenance.files.torch_file": {"torch"},
+    "tokenfeed.tools.bench": {"torch"},
+    "tokenfeed.tools.plan.picture": {"matplotlib"},
+    "tokenfeed.tools.provenance.output": {"pyarrow"},
+    "tokenfeed.tools.provenance.files.torch_file": {"torch"},
 }
 # Which module may import the other side, and whether at once: the names of the package `tokenfeed`,
 # and files of this machine, which are read as a server reads them.
@@ -142,7 +135,6 @@ CROSSINGS = {
     ("tokenfeed", False),
     ("client.source.files", False),
     ("client.source.file_rows", False),
-    ("server.cli.waiting", False),
     ("tokenfeed.short.client", False),
 }
 # What only acts, and has no place where it is decided which tokens arrive.
@@ -279,10 +271,41 @@ def test_the_sides_know_nothing_of_each_other() -> None:
         for one in imports(name)
         for package in ("server", "client")
         if within(one.name, package) and not within(name, package)
+        if not within(name, "tokenfeed.tools")
         if (name, one.is_eager) not in CROSSINGS
     ]
 
     assert culprits == []
+
+
+def test_tools_are_imported_by_none_of_what_they_use() -> None:
+    """What only operators and auditors run is in no trainer's and no server's way."""
+    tools = "tokenfeed.tools"
+    importing = {
+        name
+        for name in modules()
+        if not within(name, tools) and any(within(one.name, tools) for one in imports(name))
+    }
+    naming = {
+        name
+        for name, path in modules().items()
+        if not within(name, tools) and re.search(r"tokenfeed[./]tools", path.read_text())
+    }
+
+    assert importing == set()
+    assert naming == {"client.__main__"}, "by name, as `python -m client` has always been"
+
+
+def test_a_plain_call_enters_no_tool() -> None:
+    """Neither a feed nor a server that has all of its parts loads their code."""
+    code = (
+        "import sys, tokenfeed; tokenfeed.RemoteBatches, tokenfeed.NumpyBatches; "
+        "import tokenfeed.client.source.files, tokenfeed.server.open_local; "
+        "import tokenfeed.server.cli.serve; "
+        "raise SystemExit(any(name.startswith('tokenfeed.tools') for name in sys.modules))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize("name", modules())
@@ -372,7 +395,7 @@ def test_relative_imports_stay_within_their_package() -> None:
 
 def test_importing_the_client_imports_no_torch() -> None:
     """`python -m client describe` works on a machine without it."""
-    code = "import sys, client, tokenfeed.client.__main__; sys.exit('torch' in sys.modules)"
+    code = "import sys, client, tokenfeed.tools.__main__; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

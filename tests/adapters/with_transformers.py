@@ -40,7 +40,7 @@ from tests.conftest import ROOT, serving
 from tests.support.commands import run, torchrun
 from tests.support.packed_corpora import Corpus, write_corpus
 from tokenfeed.client.adapters.transformers import FeedTrainer
-from tokenfeed.client.provenance.checkpoint import read_states
+from tokenfeed.tools.provenance.checkpoint import read_states
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(400)]
 PACKED = ("packed", None)

@@ -11,7 +11,6 @@ import numpy as np
 
 from tests.support.gathering import gather_block
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.redactions.erasing import begin
 from tokenfeed.server.datasets.redactions.list_content import ListContent
@@ -19,6 +18,7 @@ from tokenfeed.server.datasets.redactions.list_file import read_list
 from tokenfeed.server.datasets.redactions.list_writing import locked
 from tokenfeed.server.datasets.redactions.opening import list_path
 from tokenfeed.server.datasets.redactions.ranges import TokenRanges
+from tokenfeed.tools.redact.__main__ import main
 
 Ranges = Sequence[tuple[int, int, int]]
 

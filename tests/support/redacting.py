@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenfeed.server.cli.redact import build_parser
-from tokenfeed.server.cli.redact import redact as redacted
+from tokenfeed.tools.redact.__main__ import build_parser
+from tokenfeed.tools.redact.__main__ import redact as redacted
 
 
 def redact(

@@ -17,8 +17,8 @@ from tests.conftest import Serve, serving
 from tests.server.storage.objects.test_object_bytes import PASSING
 from tests.support.object_server import ObjectServer, object_server
 from tokenfeed.errors import CorpusChanged, InvalidRequest
-from tokenfeed.server.cli.redact import build_parser, redact
-from tokenfeed.server.cli.redacting import ListSummary
+from tokenfeed.tools.redact.__main__ import build_parser, redact
+from tokenfeed.tools.redact.redacting import ListSummary
 
 B, T = 2, 8192
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 6_000_000).astype("<u2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from itertools import islice
@@ -17,9 +18,10 @@ from tests.end_to_end.corpora.test_documents_and_masks import FORMATS, B, Corpus
 from tests.support.commands import run
 from tests.support.seaweed import BUCKET, Seaweed, seaweed
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
-from tokenfeed.server import inspect, verify
 from tokenfeed.server.storage.documents import starts_builder
 from tokenfeed.server.storage.objects import object_bytes
+from tokenfeed.tools import inspect, verify
+from tokenfeed.tools.__main__ import main
 
 ORDERS = ["sequential", "shuffled", "random", "packed", "padded"]
 BATCHES = 40
@@ -92,6 +94,23 @@ def test_a_server_serves_a_store(corpora: dict[str, Corpus], serve: Serve, form:
     for rank in range(2):
         ranks = {"rank": rank, "world_size": 2, "order": "shuffled"}
         require_same(rows_of(address, **ranks), rows_of(corpus.target, **ranks))
+
+
+def test_a_server_tells_its_operators_what_it_asks_a_store_for(
+    corpora: dict[str, Corpus], serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each request is on the bill."""
+    corpus = corpora["datatrove"]
+    address = serve(*[remote(corpus, word) for word in corpus.words]).address
+    rows_of(address, order="shuffled")
+
+    assert main(["top", address, "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)["object_requests"]
+    requests = {each["reason"]: (each["requests"], each["bytes"]) for each in told}
+    assert requests.keys() >= {"row", "index"}
+    assert requests["row"][0] > 0
+    assert requests["row"][1] > 0
 
 
 def test_a_mixture_has_a_local_and_a_remote_source(

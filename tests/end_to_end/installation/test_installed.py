@@ -176,7 +176,7 @@ def test_help_needs_no_extra(command: str, missing: str, installed: Path, tmp_pa
     ("missing", "extra", "command"),
     [
         ("grpc_health", "server", "python -m server --data train.bin"),
-        ("grpc_health", "server", "python -m tokenfeed.server.probe localhost:1"),
+        ("grpc_health", "server", "python -m tokenfeed.tools.probe localhost:1"),
         ("grpc_reflection", "server", "tokenfeed serve --data train.bin"),
         ("torch", "torch", "tokenfeed bench localhost:1"),
         ("pyarrow", "ingest", "tokenfeed ingest . --out out --tokenizer bytes"),

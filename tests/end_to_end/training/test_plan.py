@@ -16,7 +16,7 @@ import pytest
 from client import Mixture, RemoteBatches
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.packed_corpora import random_lengths, write_corpus
-from tokenfeed.client.__main__ import main
+from tokenfeed.tools.__main__ import main
 
 T, ROWS = 8, {"web": 60, "code": 40, "math": 10}
 FILE = """
@@ -440,7 +440,7 @@ def test_a_plan_needs_no_torch(mixture: Path, target: str) -> None:
     """It is asked for before a GPU is paid for, on a machine that has none."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from tokenfeed.client.__main__ import main\n"
+        "from tokenfeed.tools.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     words = ["plan", mixture, "--tokens", "1e4", "--context-length", str(T), target]

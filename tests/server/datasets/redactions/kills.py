@@ -71,7 +71,7 @@ def opened(paths: list[Path]) -> Dataset:
 
 def run_and_die(call: str, number: int, arguments: list[str]) -> int:
     """Erase in this process, which dies at the number-th such call.  Returns: if it does not."""
-    from tokenfeed.server.cli.redact import main
+    from tokenfeed.tools.redact.__main__ import main
 
     counts = die_at(call, number, CALLS)
     code = main(arguments)

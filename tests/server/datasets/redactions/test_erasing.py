@@ -18,7 +18,6 @@ from tests.server.datasets.redactions import kills
 from tests.support.redacted_corpora import ERASE, begin_erasure, redact, tokens_of, write_lists
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidCorpus
-from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.provenance.documents import DatasetDocuments
@@ -27,7 +26,8 @@ from tokenfeed.server.datasets.redactions.erased_files import locked_records
 from tokenfeed.server.datasets.sources import parse_datasets
 from tokenfeed.server.storage.documents import Delimiters
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.verify import main as verify
+from tokenfeed.tools.redact.__main__ import main
+from tokenfeed.tools.verify import main as verify
 
 Open = Callable[..., Dataset]
 
