@@ -121,7 +121,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         next one.
         """
         stream = self._stream
-        settled = stream.settled()
+        settled = stream.declared().settled()
         if settled is not stream:
             self._install(settled)
         return settled

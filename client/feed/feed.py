@@ -50,7 +50,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         self,
         target: Targets,
         batch_size: int,
-        context_length: int,
+        context_length: int | Mapping[int | str, int],
         options: FeedOptions,
         *,
         rich_batch: Callable[..., Rich],
@@ -182,7 +182,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         argument is not valid, batches of as many tokens have no whole rows, at_sample is within an
         epoch of another order, or its rows are pieces of documents; else as for `change_mixture`.
         """
-        stream = self._stream
+        stream = self._stream.declared()
         changed, begin = self._change(
             "context_length",
             lambda: stream.resized(context_length, at_sample, batch_size),
@@ -215,7 +215,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Unreachable if a rank does not call this within 480 s, or the ranks cannot be compared; as
         for iterating.
         """
-        stream = self._stream
+        stream = self._stream.declared()
         changed, begin = self._change(
             "redactions", lambda: stream.redacted(list_hash, at_sample, dataset, self), at_sample
         )
@@ -284,7 +284,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         if before is not None:
             return self._state_before(before)
         require_no_lightning()
-        stream = self._stream
+        stream = self._stream.declared()
         return stream.state_at(stream.cursor.current)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
@@ -348,15 +348,16 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stages.
         Raises: TokenfeedError if the corpora have to be described first, and cannot be.
         """
-        history = self._stream.told(self._cursor.now[2])
-        return named_runs(self._stream.known(), history) if history.runs else []
+        stream = self._stream.declared()
+        history = stream.told(self._cursor.now[2])
+        return named_runs(stream.known(), history) if history.runs else []
 
     @property
     def position(self) -> FeedPosition:
         """The next sample, and its epoch. If the order has epochs, this waits until the dataset is
         described.  Raises: TokenfeedError if it cannot be described.
         """
-        return self._stream.position_of(self._cursor.sample)
+        return self._stream.declared().position_of(self._cursor.sample)
 
     @property
     def token_count(self) -> int:
@@ -370,12 +371,12 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """Rows in the next batch of this rank. Another one may follow a change of the context
         length.
         """
-        return self._stream.settled().request.position.batch_size
+        return self._stream.declared().settled().request.position.batch_size
 
     @property
     def context_length(self) -> int:
         """Tokens of x in a row of the next batch."""
-        return self._stream.settled().context_length
+        return self._stream.declared().settled().context_length
 
     @property
     def batches_left(self) -> int | None:
@@ -465,6 +466,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """
         self._stream.require_epochs()
         target, context_length, given = self._given
+        if isinstance(context_length, Mapping):
+            problem = "has several values, but rows by their index have one; pass one"
+            raise InvalidRequest("context_length", problem)
         fresh = dict.fromkeys(("group", "start_sample", "num_batches", "redactions"))
         own = {**given, **fresh, "start_step": 0, "rank": 0, "world_size": 1}
         if "device" in own:

@@ -42,8 +42,10 @@ from .changes import (
 )
 from .cursor import Cursor, Snapshot
 from .history import History
+from .lengths import asked_at, is_past, read_lengths
 from .mixture.recipe import (
     Definition,
+    Length,
     Mixture,
     checked_weights,
     group_blocks,
@@ -92,8 +94,9 @@ class FeedStream:
     datasets of another request.  masks: kinds of planes that mask targets where a dataset has them.
     definition: what the user asked for, with redactions since then; a loaded state does not change
     it.  batch_sizes: rows of a batch of this rank at the context lengths for which the user said
-    it, the first one first.  counted: batches, and their tokens of x, that this feed had delivered
-    when its batches got the present shape.
+    it, the first one first.  pending: declared context lengths that the stream may lack, until
+    `declared`.  counted: batches, and their tokens of x, that this feed had delivered when its
+    batches got the present shape.
     """
 
     request: Request
@@ -104,6 +107,7 @@ class FeedStream:
     masks: tuple[int, ...]
     definition: Definition
     batch_sizes: Mapping[int, int]
+    pending: tuple[Length, ...] = ()
     counted: tuple[int, int] = (0, 0)
     _memo: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
@@ -197,9 +201,9 @@ class FeedStream:
         """The first sample at another context length than that which is read now; 2^63 if there is
         none.
         """
-        last = self.rest.stages[-1].index
-        behind = (each.first_sample for each in self.stream.stages if each.index == last + 1)
-        return next(behind, SAMPLE_END)
+        behind = self.rest.stages[-1].index + 1 - self.stream.stages[0].index
+        stages = self.stream.stages
+        return stages[behind].first_sample if behind < len(stages) else SAMPLE_END
 
     def own_rows(self, sample: int) -> int:
         """Return how many rows of a batch of this rank have a sample, from row 0 on; the others
@@ -237,6 +241,35 @@ class FeedStream:
         rest = _rest_of(self.stream, sample, self.definition)
         found = replace(self, rest=rest, counted=self._counted_now())._shaped(sample)
         found._memo.update(self._memo)
+        return found
+
+    def declared(self) -> FeedStream:
+        """Return what is read with the context lengths that the user declared, where they begin. Of
+        those that are asked for before all that was delivered, the last one begins as soon as
+        possible, unless the stream has had it. Waits for the datasets if there are such.
+
+        Raises: InvalidRequest if one cannot begin there; TokenfeedError.
+        """
+        if not self.pending or self.datasets.closed:
+            return self
+        _, _, history = self.cursor.now
+        ahead, found = history.end_sample, replace(self, pending=())
+        for n, each in enumerate(self.pending):
+            asked, length = asked_at(each, found.stream), each.context_length
+            is_known = any(
+                (stage.asked, stage.context_length) == (asked, length)
+                for stage in found.stream.stages
+            )
+            is_over = any(is_past(one, found.stream, ahead) for one in self.pending[n + 1 : n + 2])
+            if is_known or is_over:
+                continue
+            try:
+                found, begin = found._with_length(length, max(asked, ahead), ahead, or_later=True)
+            except InvalidRequest as error:
+                problem = f"{length} from sample {asked} on: {error}"
+                raise InvalidRequest("context_length", problem) from None
+            message = "context length changes sample=%d context_length=%d asked=%d"
+            _LOG.info(message, begin, length, asked)
         return found
 
     def _shaped(self, sample: int) -> FeedStream:
@@ -403,7 +436,6 @@ class FeedStream:
         if self.request.num_batches is not None:
             problem = "counts batches of one shape; omit it, and end the loop by its steps"
             raise InvalidRequest("num_batches", problem)
-        self.require_rows(length)
         sizes = dict(self.batch_sizes)
         if batch_size is not None:
             size = integer("batch_size", batch_size)
@@ -411,23 +443,22 @@ class FeedStream:
             if sizes.setdefault(length, size) != size:
                 problem = f"{size} is not {sizes[length]}, which it is at context_length {length}"
                 raise InvalidRequest("batch_size", f"{problem} in this run already")
-        number = self._source.number
-        new = planned_stage(length, at, {number: 1}, CHANGED)
+        sized = self if sizes == self.batch_sizes else replace(self, batch_sizes=sizes)
+        return sized._with_length(length, at, ahead, or_later=at_sample is None)
+
+    def _with_length(self, length: int, at_sample: int, ahead: int, *, or_later: bool) -> Change:
+        """Return this with a context length from a sample on, and where that begins, as of
+        `with_change`.
+        """
+        self.require_rows(length)
+        new = planned_stage(length, at_sample, {self._source.number: 1}, CHANGED)
         stages, begin = with_change(
-            self.stream.stages,
-            new,
-            ahead,
-            "context_length",
-            self.place,
-            or_later=at_sample is None,
+            self.stream.stages, new, ahead, "context_length", self.place, or_later=or_later
         )
         lengths = [stage.context_length for stage in stages]
         for place in range(len(stages)):
-            batch_size_of(lengths[: place + 1], sizes)
-        changed = replace(self, batch_sizes=sizes)
-        if stages == self.stream.stages and sizes == self.batch_sizes:
-            return self, begin
-        return changed.with_stream(self.stream.with_stages(stages), owner=None), begin
+            batch_size_of(lengths[: place + 1], self.batch_sizes)
+        return self.with_stream(self.stream.with_stages(stages), owner=None), begin
 
     def require_rows(self, context_length: int) -> None:
         """Raise InvalidRequest unless the source that is read has rows at a context length;
@@ -530,6 +561,7 @@ class FeedStream:
             datasets=datasets,
             cursor=cursor,
             counted=self._counted_now(),
+            pending=self.pending if at is None else self.definition.lengths,
         )
         try:
             found = found._shaped(cursor.sample)
@@ -576,7 +608,7 @@ class FeedStream:
 def asked_stream(
     target: Targets,
     batch_size: int,
-    context_length: int,
+    context_length: int | Mapping[int | str, int],
     options: FeedOptions,
     open_datasets: Callable[..., Datasets],
 ) -> tuple[FeedStream, PlaneSelection, RankAgreement | None]:
@@ -589,8 +621,11 @@ def asked_stream(
     Raises: as for RemoteBatches.
     """
     batch_size = integer("batch_size", batch_size)
-    context_length = integer("context_length", context_length)
-    definition = _definition(context_length, options)
+    length, lengths = read_lengths(context_length)
+    definition = _definition(length, options)
+    if lengths:
+        definition = replace(definition, lengths=lengths)
+        _require_changeable(definition, batch_size, options)
     ranks = data_parallel(options["rank"], options["world_size"], options["group"])
     request = Request(
         definition.stream,
@@ -628,9 +663,36 @@ def asked_stream(
         open_own,
         planes.masking,
         definition,
-        {context_length: batch_size},
+        {length: batch_size},
+        lengths,
     )
     return found, planes, agreement
+
+
+def _require_changeable(definition: Definition, batch_size: int, options: FeedOptions) -> None:
+    """Raise InvalidRequest unless the arguments of a feed allow several context lengths.
+
+    batch_size: at first.
+    """
+    length, lengths = definition.stream.context_length, definition.lengths
+    if definition.is_mixture:
+        problem = "has several values, but a mixture has one; pass one"
+        raise InvalidRequest("context_length", problem)
+    if definition.stream.reads_documents:
+        order = definition.stream.sources[0].order.NAME
+        problem = f"has several values, but rows of {order} are other pieces at each; pass one"
+        raise InvalidRequest("context_length", problem)
+    if options["num_batches"] is not None:
+        problem = "counts batches of one shape; omit it, and end the loop by its steps"
+        raise InvalidRequest("num_batches", problem)
+    step, first = options["start_step"], asked_at(lengths[0], definition.stream)
+    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
+    if step * batch_size * ranks.world_size > first:
+        problem = f"{step} is behind sample {first}, from which on a step may be other samples"
+        raise InvalidRequest("start_step", f"{problem}; pass start_sample=, or load a state")
+    for n in range(len(lengths)):
+        known = [length, *(each.context_length for each in lengths[: n + 1])]
+        batch_size_of(known, {length: batch_size})
 
 
 def batch_size_of(lengths: Sequence[int], sizes: Mapping[int, int]) -> int:

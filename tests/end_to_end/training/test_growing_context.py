@@ -46,8 +46,8 @@ def local(paths: Sequence[Path]) -> str:
     return f"file:{','.join(map(str, paths))}?dtype=uint32&format=raw"
 
 
-def feed_of(target: Any, length: int, **options: Any) -> NumpyBatches:
-    size = options.pop("batch_size", TOKENS // length)
+def feed_of(target: Any, length: Any, **options: Any) -> NumpyBatches:
+    size = options.pop("batch_size", None) or TOKENS // length
     return NumpyBatches(target, size, length, **GROUPS | options)
 
 
@@ -429,3 +429,132 @@ def test_ranks_change_together_or_not_at_all(
     found = in_ranks(train, 2, lambda rank: feed_of(local(paths), LONG, rank=rank, world_size=2))
 
     assert found == [[(8, LONG)] * 13 + [(2, LONGER)] * 2] * 2
+
+
+GROWING: dict[int | str, int] = {0: LONG, 5: 1 << 16, f"{20 * U} tokens": LONGER}
+"""The second one ends at 13 blocks, so the third one is asked for within the next group."""
+
+
+def test_lengths_that_are_declared_begin_as_those_that_are_asked_for(paths: list[Path]) -> None:
+    """A script that is started again has them too, whichever of them its state has reached."""
+    ledger, states = Ledger(), []
+    with feed_of(local(paths), GROWING, batch_size=12) as feed:
+        while feed.position.samples < 312:
+            states.append(feed.state_dict())
+            ledger.add(next(feed.batches()))
+        read_epoch(feed, ledger)
+        stages = [(stage[0], stage[1]) for stage in feed.state_dict()["stream"][4]]
+    with feed_of(local(paths), LONG, batch_size=12) as feed:
+        feed.change_context_length(1 << 16, at_sample=5)
+        feed.change_context_length(LONGER, at_sample=208 + 14 * 4)
+        assert feed.state_dict()["stream"][4] == states[0]["stream"][4]
+
+    ledger.require_every_target_once()
+    assert stages == [(0, LONG), (208, 1 << 16), (312, LONGER)]
+    for state in (states[0], states[1], states[18], states[20], states[-1]):
+        with feed_of(local(paths), GROWING, batch_size=12) as feed:
+            feed.load_state_dict(state)
+            assert feed.state_dict() == state
+            x, _ = next(feed)
+            assert x.shape[1] == ledger.lengths[state["sample"]]
+
+
+def test_a_run_without_lengths_gets_those_that_a_script_declares(paths: list[Path]) -> None:
+    """From its sample on, as soon as the group ends; of several that were for earlier, the last."""
+    with feed_of(local(paths), LONG, batch_size=12) as feed:
+        for _ in range(15):
+            next(feed)
+        state = feed.state_dict()
+    declared = {0: LONG, 5: 1 << 14, 60: 1 << 16, "13e6 tokens": LONGER}
+    with feed_of(local(paths), declared, batch_size=12) as feed:
+        feed.load_state_dict(state)
+        stages = [(stage[0], stage[1]) for stage in feed.state_dict()["stream"][4]]
+
+    assert stages == [(0, LONG), (208, 1 << 16), (312, LONGER)]
+
+
+def test_a_feed_may_begin_behind_a_declared_change(paths: list[Path]) -> None:
+    """The stream is a function of its definition: sample 320 has the row that it has in a run."""
+    with feed_of(local(paths), GROWING, batch_size=12, start_sample=320) as feed:
+        assert (feed.context_length, feed.batch_size) == (LONGER, 3)
+        batch = next(feed.batches())
+        expected = targets_of(feed, [320, 321, 322])
+    with feed_of(local(paths), GROWING, batch_size=12) as feed:
+        feed.skip(320)
+        again = next(feed.batches())
+
+    assert np.array_equal(batch.y, again.y)
+    assert np.array_equal(np.sort(batch.y.ravel()), np.flatnonzero(expected))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "message"),
+    [
+        ({}, {}, "context_length: {} does not begin at sample 0"),
+        ({5: LONG}, {}, "does not begin at sample 0"),
+        ({0: LONG, 9: LONGER, 5: LONG}, {}, "is not in ascending order"),
+        ({0: LONG, "9 rows": LONGER}, {}, "is no sample, and not written as"),
+        ({0: LONG, "9.5 tokens": LONGER}, {}, "9.5 is not a whole number above 0"),
+        ({0: LONG, "x tokens": LONGER}, {}, "'x' is not a number of tokens, such as"),
+        ({0: LONG, 9: 1 << 18}, {"batch_size": 3}, "batch_size: 3 rows of 32768 tokens are no"),
+        ({0: LONG, 9: LONGER}, {"num_batches": 5}, "num_batches: counts batches of one shape"),
+        ({0: LONG, 90: LONGER}, {"start_step": 12}, "start_step: 12 is behind sample 90"),
+        ({0: LONG, 9: LONGER}, {"order": "packed"}, "rows of packed-1 are other pieces at each"),
+        ({0: LONG, 9: LONGER}, {"mixture": {"a": 1}}, "but a mixture has one"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused_when_a_feed_is_made(
+    lengths: dict[Any, int], options: dict[str, Any], message: str
+) -> None:
+    """Before anything is read: a run would end at its change."""
+    with pytest.raises(InvalidRequest) as refusal:
+        feed_of("localhost:1", lengths, **{"batch_size": 8, **options})
+
+    assert message in str(refusal.value)
+
+
+def test_a_declared_length_within_an_epoch_of_another_order_is_refused_before_the_first_batch(
+    paths: list[Path],
+) -> None:
+    """Where epochs end is known once the corpus is; no step is lost by then."""
+    with (
+        feed_of(local(paths), {0: LONG, 9: LONGER}, batch_size=8, order="shuffled") as feed,
+        pytest.raises(InvalidRequest, match=r"context_length: 131072 from sample 9 on: .*epoch 1"),
+    ):
+        next(feed)
+    with (
+        feed_of(local(paths), {0: LONG, 9: LONGER}, batch_size=8) as feed,
+        pytest.raises(InvalidRequest, match="rows by their index have one"),
+    ):
+        feed.as_dataset()
+
+
+def test_ranks_that_declare_other_lengths_are_told(
+    paths: list[Path], in_ranks: Callable[..., list[object]]
+) -> None:
+    """Before the first batch, and not when one of them changes."""
+
+    def train(rank: int, feed: NumpyBatches) -> str:
+        try:
+            next(feed)
+        except StreamMismatch as error:
+            return str(error)
+        return ""
+
+    def made(rank: int) -> NumpyBatches:
+        lengths = {0: LONG, "1e9 tokens": LONGER if rank else 1 << 16}
+        return feed_of(local(paths), lengths, batch_size=8, rank=rank, world_size=2)
+
+    found = "".join(map(str, in_ranks(train, 2, made)))
+
+    assert found.startswith("context_length: rank")
+    assert "131072 from 1000000000 tokens on" in found
+    assert "65536 from 1000000000 tokens on" in found
+
+
+def test_a_closed_feed_with_declared_lengths_has_no_batch(paths: list[Path]) -> None:
+    """As any other one."""
+    feed = feed_of(local(paths), GROWING, batch_size=12)
+    feed.close()
+
+    assert list(feed) == []
