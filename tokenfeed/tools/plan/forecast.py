@@ -93,9 +93,28 @@ class Forecast:
     before: Mapping[int, int]
     exhausted: Sequence[Exhausted]
 
-    def epochs(self, source: int, samples: int) -> Fraction | None:
-        """Return samples of a source as epochs of it; None if its order has none."""
-        return Fraction(samples, self.rows[source]) if source in self.rows else None
+    @property
+    def tokens(self) -> dict[int, int]:
+        """Tokens of x of each source in [first_sample, end_sample), by its number."""
+        return {
+            number: sum(
+                each.samples.get(number, 0) * each.stage.context_length for each in self.stages
+            )
+            for number in self.numbers
+        }
+
+    def epochs(self, source: int, tokens: int) -> Fraction | None:
+        """Return tokens of x of a source as epochs of it; None if its order has none. At several
+        context lengths this is rounded: they leave out different ends of files.
+        """
+        if source not in self.rows:
+            return None
+        return Fraction(tokens, self.rows[source] * self.stream.context_length)
+
+    def epochs_at_end(self, source: int) -> Fraction | None:
+        """Return the epochs of a source before the end; None if its order has none."""
+        first = self.stages[0].stage.context_length
+        return self.epochs(source, self.before[source] * first + self.tokens[source])
 
 
 def forecast(

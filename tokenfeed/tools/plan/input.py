@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 from tokenfeed.client.feed.mixture.recipe import Definition, Mixture, group_tokens_argument
 from tokenfeed.client.feed.state import State, read_state
-from tokenfeed.client.runtime.arguments import shown
+from tokenfeed.client.runtime.arguments import amount
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, require_range
@@ -19,9 +17,6 @@ from tokenfeed.stream.stage import SEED_END
 from tokenfeed.stream.stream import Stream
 
 from .forecast import sample_at
-
-_TOKENS = re.compile(r"([0-9][0-9_]*)(?:\.([0-9]+))?(?:[eE]\+?([0-9]{1,2}))?")
-
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
@@ -76,17 +71,7 @@ def read_tokens(written: str) -> int:
     """Return a number of tokens that is written as 1e12 or 2_000_000_000.  Raises:
     InvalidRequest.
     """
-    match = _TOKENS.fullmatch(written)
-    if match is None:
-        problem = f"{shown(written)} is not a number of tokens, such as 1e12 or 2_000_000_000"
-        raise InvalidRequest("tokens", problem)
-    whole, part, exponent = match.groups("")
-    tokens = Fraction(int(whole.replace("_", "") + part)) * Fraction(10) ** (
-        int(exponent or 0) - len(part)
-    )
-    if tokens.denominator != 1 or not tokens:
-        raise InvalidRequest("tokens", f"{written} is not a whole number above 0")
-    return tokens.numerator
+    return amount("tokens", written, "tokens")
 
 
 def read_end_sample(written: str, tokens: int, stream: Stream, first_sample: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby
 from typing import Any
 
 from tokenfeed.client.feed.stats import SourceStats
@@ -84,8 +85,10 @@ class Report:
         begin = f"from sample {planned.first_sample:,} on " if planned.first_sample else ""
         until = f"{begin}up to sample {end:,} ({self._tokens(end):,} tokens)"
         count = len(planned.numbers)
+        each = [stage.stage.context_length for stage in planned.stages]
+        lengths = ", then ".join(f"{length:,}" for length, _ in groupby(each))
         sources = "1 source" if count == 1 else f"{count} sources"
-        return f"mixture of {sources}, {until}, {self._length:,} tokens a sample"
+        return f"mixture of {sources}, {until}, {lengths} tokens a sample"
 
     def _seen_lines(self, seen: Mapping[str, SourceStats]) -> Iterable[str]:
         yield f"seen before sample {self.planned.first_sample:,}, by the history of the state:"
@@ -100,7 +103,10 @@ class Report:
     def _stage_lines(self, each: StageForecast) -> Iterable[str]:
         stage, first = each.stage, each.stage.first_sample
         begin = f"sample {first:,} ({self._tokens(first):,} tokens)" if first else "sample 0"
-        yield f"stage {stage.index}: from {begin} on, blocks of {stage.block_size:,} samples"
+        what = f"blocks of {stage.block_size:,} samples"
+        if len({one.stage.context_length for one in self.planned.stages}) > 1:
+            what = f"{stage.context_length:,} tokens a sample, {what}"
+        yield f"stage {stage.index}: from {begin} on, {what}"
         if each.delay_samples:
             late = f"{each.delay_samples:,} samples late"
             if self.global_batch_size is not None:
@@ -113,7 +119,7 @@ class Report:
                 f"{weight:,}",
                 _percent(each.asked_share(number)),
                 _percent(weight / stage.block_size),
-                *self._amount(number, each.samples.get(number, 0)),
+                *self._amount(number, *_of_stage(each, number)),
             )
             for number, weight in stage.weights.items()
         ]
@@ -151,13 +157,13 @@ class Report:
         rows: list[tuple[str, ...]] = []
         for number in planned.numbers:
             name, samples = self._name(number), planned.samples[number]
-            at_end = planned.epochs(number, planned.before[number] + samples)
+            at_end = planned.epochs_at_end(number)
             limit = self.max_epochs.get(name)
             rows.append(
                 (
                     name,
                     _percent(Fraction(samples, total) if total else None),
-                    *self._amount(number, samples),
+                    *self._amount(number, samples, planned.tokens[number]),
                     *((_epochs(at_end),) if planned.first_sample else ()),
                     "-" if limit is None else f"{limit:,}",
                     *((_percent(self.target_shares[number]),) if has_documents else ()),
@@ -195,9 +201,8 @@ class Report:
         source = self.planned.stream.sources[number]
         return source.group_blocks * source.order.BLOCK_TOKENS
 
-    def _amount(self, source: int, samples: int) -> tuple[str, str, str]:
-        epochs = self.planned.epochs(source, samples)
-        return f"{samples:,}", f"{samples * self._length:,}", _epochs(epochs)
+    def _amount(self, source: int, samples: int, tokens: int) -> tuple[str, str, str]:
+        return f"{samples:,}", f"{tokens:,}", _epochs(self.planned.epochs(source, tokens))
 
     # --- plain values ---
 
@@ -207,6 +212,7 @@ class Report:
             steps = each.delay_samples / self.global_batch_size
         return {
             "stage": stage.index,
+            "context_length": stage.context_length,
             "asked_sample": stage.asked,
             "first_sample": stage.first_sample,
             "first_token": self._tokens(stage.first_sample),
@@ -218,7 +224,7 @@ class Report:
                     "weight": weight,
                     "asked_share": _float(each.asked_share(number)),
                     "share": weight / stage.block_size,
-                    **self._plain_amount(number, each.samples.get(number, 0)),
+                    **self._plain_amount(number, *_of_stage(each, number)),
                 }
                 for number, weight in stage.weights.items()
             },
@@ -239,8 +245,8 @@ class Report:
             "target_share": float(self.target_shares[number]),
             "max_epochs": self.max_epochs.get(name),
             "share": samples / total if total else None,
-            **self._plain_amount(number, samples),
-            "epochs_at_end": _float(planned.epochs(number, planned.before[number] + samples)),
+            **self._plain_amount(number, samples, planned.tokens[number]),
+            "epochs_at_end": _float(planned.epochs_at_end(number)),
             "exhausted": None if end is None else self._plain_end(end),
             "seen": None if seen is None else seen._asdict(),
         }
@@ -248,9 +254,9 @@ class Report:
     def _plain_end(self, end: Exhausted) -> dict[str, int]:
         return {"sample": end.sample, "tokens": self._tokens(end.sample), "stage": end.stage}
 
-    def _plain_amount(self, source: int, samples: int) -> dict[str, Any]:
-        epochs = _float(self.planned.epochs(source, samples))
-        return {"samples": samples, "tokens": samples * self._length, "epochs": epochs}
+    def _plain_amount(self, source: int, samples: int, tokens: int) -> dict[str, Any]:
+        epochs = _float(self.planned.epochs(source, tokens))
+        return {"samples": samples, "tokens": tokens, "epochs": epochs}
 
     def _plain_smaller_blocks(self) -> dict[str, Any] | None:
         planned = self.planned
@@ -279,6 +285,12 @@ class Report:
     @property
     def _length(self) -> int:
         return self.planned.stream.context_length
+
+
+def _of_stage(each: StageForecast, source: int) -> tuple[int, int]:
+    """Return samples and tokens of x of a source in a stage."""
+    samples = each.samples.get(source, 0)
+    return samples, samples * each.stage.context_length
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -185,7 +185,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     is_single = record["rank"] is None
     row = "" if is_single else f"rank {record['rank']:,} row {record['row']:,}: "
     if record.get("is_padding"):
-        yield f"{row}padding behind the end of the epoch, without targets"
+        yield f"{row}padding behind an epoch or a context length, without targets"
         return
     dataset = escaped(record["dataset"])
     own = f"sample {record['source_sample']:,} of {dataset}"

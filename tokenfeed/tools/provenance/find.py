@@ -133,6 +133,7 @@ def _known(context: RunContext, arguments: argparse.Namespace, numbers: Sequence
         coming = future(
             history,
             context.sample,
+            context.stream,
             batch_size=arguments.batch_size,
             world_size=arguments.world_size,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -212,22 +213,25 @@ def end_of_epoch(
     number: of the source.  epochs: how many; None is those that have ended at the sample, and the
     next one.
     """
-    rows = _rows_per_epoch(corpora, stream, number)
-    if rows is None:
-        return None
     last = SAMPLE_END - 1
-    before = _own_before(stream, number, sample)
-    wanted = rows * (epochs if epochs is not None else before // rows + 1)
-    wanted = min(wanted, _own_before(stream, number, last))
+    before, at_last = (_epochs_before(corpora, stream, number, each) for each in (sample, last))
+    if before is None or at_last is None:
+        return None
+    wanted = min(Fraction(epochs if epochs is not None else int(before) + 1), at_last)
+
+    def has_ended(at: int) -> bool:
+        ended = _epochs_before(corpora, stream, number, at)
+        return ended is not None and ended >= wanted
+
     low, high = sample, sample
-    while _own_before(stream, number, high) < wanted:
+    while not has_ended(high):
         low, high = high, min(2 * high + 1, last)
     while low < high:
         middle = (low + high) // 2
-        if _own_before(stream, number, middle) < wanted:
-            low = middle + 1
-        else:
+        if has_ended(middle):
             high = middle
+        else:
+            low = middle + 1
     return high
 
 
@@ -238,27 +242,21 @@ def epochs_between(
 
     number: of the source.
     """
-    rows = _rows_per_epoch(corpora, stream, number)
-    if rows is None:
-        return 0
-    first, end = (
-        _own_before(stream, number, min(each, SAMPLE_END - 1))
-        for each in (first_sample, end_sample)
-    )
-    return (end - first) // rows
+    ends = (min(each, SAMPLE_END - 1) for each in (first_sample, end_sample))
+    first, end = (_epochs_before(corpora, stream, number, each) for each in ends)
+    return 0 if first is None or end is None else int(end - first)
 
 
-def _rows_per_epoch(corpora: Corpora, stream: Stream, number: int) -> int | None:
-    return corpora.rows_per_epoch(corpora.alone(stream.sources[number], stream.context_length))
-
-
-def _own_before(stream: Stream, number: int, sample: int) -> int:
-    """Return how many samples of a source there are before a sample, by the last stage that has the
-    source.
+def _epochs_before(corpora: Corpora, stream: Stream, number: int, sample: int) -> Fraction | None:
+    """Return the epochs of a source before a sample, by the last stage that has the source; None
+    for an order without epochs.
     """
     for place in range(stream.place_of(sample), -1, -1):
         stage, end = stream.stages[place], stream.end_of(place)
         if number in {share.source for share in stage.shares}:
+            alone = corpora.alone(stream.sources[number], stage.context_length)
+            rows = corpora.rows_per_epoch(alone)
             at = sample if end is None else min(sample, end)
-            return counts_at(stage, stream.seed, at)[number]
-    return 0
+            own = counts_at(stage, stream.seed, at)[number]
+            return None if rows is None else Fraction(own, rows)
+    return Fraction(0)

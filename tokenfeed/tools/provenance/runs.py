@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.client.feed.history import History, Run
+from tokenfeed.client.feed.history import History, Run, history_of
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
 from tokenfeed.stream.stream import Stream
@@ -32,8 +33,8 @@ class StepRows:
     """Rows of one step, by rank and row.
 
     step: its number in the run.  run: the run of batches that it belongs to.  rank, row, sample:
-    int64[n], one rank after the other.  is_padding: bool[n], rows behind the end of an epoch, which
-    have no target and no sample.
+    int64[n], one rank after the other.  is_padding: bool[n], rows behind the end of an epoch, or of
+    a context length, which have no target and no sample.
     """
 
     step: int
@@ -143,15 +144,17 @@ def ranges_of(history: History) -> Numbers:
 def future(
     history: History,
     first_sample: int,
+    stream: Stream | None = None,
     *,
     batch_size: int | None = None,
     world_size: int | None = None,
 ) -> History:
-    """Return what is to come, up to sample 2^63, as a history of one run: for `rows_of_step` and
-    `places_of`.
+    """Return what is to come, up to sample 2^63, as a history of one run for each context length:
+    for `rows_of_step` and `places_of`. Batches keep their tokens. The history ends before a context
+    length of which these are no whole rows.
 
-    history: before it.  first_sample: where the run goes on.  batch_size, world_size: by default
-    those of the last batch.
+    history: before it.  first_sample: where the run goes on.  stream: of the run; None is one of a
+    single context length.  batch_size, world_size: at first; by default those of the last batch.
     Raises: InvalidRequest if they are not given and there is no batch; SamplesExhausted at 2^63.
     """
     if first_sample >= SAMPLE_END:
@@ -161,9 +164,35 @@ def future(
         if last is None:
             problem = "is missing; the state has no batch that tells how large the next ones are"
             raise InvalidRequest("batch_size" if batch_size is None else "world_size", problem)
-        batch_size = last.batch_size if batch_size is None else batch_size
         world_size = last.world_size if world_size is None else world_size
-    return _to_the_end(last.end_batch if last else 0, first_sample, batch_size, world_size)
+    lengths = [(first_sample, 1)] if stream is None else _lengths(stream, first_sample)
+    tokens = 0 if batch_size is None else batch_size * lengths[0][1]
+    if batch_size is None and last is not None:
+        before = 1 if stream is None else _lengths(stream, last.end_sample - 1)[0][1]
+        tokens = last.batch_size * before
+    runs, first_batch = list[Run](), last.end_batch if last else 0
+    for (begin, length), (end, _) in pairwise([*lengths, (SAMPLE_END, 0)]):
+        if tokens % length and runs:
+            break
+        if tokens % length:
+            problem = f"is missing; {tokens} tokens of the last batch are no whole rows of {length}"
+            raise InvalidRequest("batch_size", problem)
+        Position(begin, tokens // length, 0, world_size)  # checks them
+        runs.append(Run(first_batch, begin, end, tokens // length, world_size))
+        first_batch = runs[-1].end_batch
+    return history_of(runs)
+
+
+def _lengths(stream: Stream, sample: int) -> list[tuple[int, int]]:
+    """Return (sample, context length from there on) of a sample, and of each later one with another
+    context length.
+    """
+    here = stream.place_of(sample)
+    found = [(sample, stream.stages[here].context_length)]
+    for stage in stream.stages[here + 1 :]:
+        if stage.context_length != found[-1][1]:
+            found.append((stage.first_sample, stage.context_length))
+    return found
 
 
 class Assumption(NamedTuple):

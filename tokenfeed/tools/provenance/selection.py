@@ -86,6 +86,7 @@ def _of_step(context: RunContext, arguments: argparse.Namespace) -> Selection:
         history = future(
             history,
             context.sample,
+            context.stream,
             batch_size=arguments.batch_size,
             world_size=arguments.world_size,
         )

@@ -138,7 +138,7 @@ def test_a_plan_up_to_the_last_sample_there_is_is_exact() -> None:
         {0: begin // 3 * 2, 1: begin // 3},
         {1: SAMPLE_END - begin},
     ]
-    assert found.epochs(0, found.samples[0]) == Fraction(begin // 3 * 2, 10**9)
+    assert found.epochs(0, found.tokens[0]) == Fraction(begin // 3 * 2, 10**9)
 
 
 def test_a_source_that_cannot_fill_the_first_block_is_refused_as_by_a_feed() -> None:

@@ -173,7 +173,7 @@ def test_padding_of_an_epoch_has_no_place(
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("rank 0 row 0: sample 3 of train, epoch 0")
-    assert lines[-1] == "rank 0 row 2: padding behind the end of the epoch, without targets"
+    assert lines[-1] == "rank 0 row 2: padding behind an epoch or a context length, without targets"
 
 
 def test_nothing_in_a_name_or_a_text_acts_on_the_terminal(

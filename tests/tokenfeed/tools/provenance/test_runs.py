@@ -229,6 +229,29 @@ def test_what_is_to_come_goes_on_as_the_last_step() -> None:
         future(history, 2**63)
 
 
+def test_what_is_to_come_has_as_many_tokens_in_a_batch_at_every_context_length() -> None:
+    """The step before a change may be filled up, and one of a length that does not fit is unknown:
+    the feed would have to be told its batch size.
+    """
+    history = history_of([Run(0, 0, 40, 4, 2)])
+    lengths = ((0, 8), (61, 16), (70, 64))
+    stages = tuple(
+        Stage(n, first, length, (Share(0, 1, 0),), bytes(32))
+        for n, (first, length) in enumerate(lengths)
+    )
+    stream = Stream(0, (Source("", orders.find(""), 0),), stages)
+
+    ahead = future(history, 48, stream)
+
+    assert ahead.runs == (Run(5, 48, 61, 4, 2), Run(7, 61, 70, 2, 2))
+    step = rows_of_step(ahead, 6)
+    assert step.sample[~step.is_padding].tolist() == [56, 57, 58, 59, 60]
+    assert future(history, 61, stream).runs[0] == Run(5, 61, 70, 2, 2)
+    with pytest.raises(InvalidRequest, match=r"^batch_size: .* 32 tokens .* no whole rows of 64"):
+        future(history, 70, stream)
+    assert future(history, 70, stream, batch_size=1).runs == (Run(5, 70, 2**63, 1, 2),)
+
+
 def test_the_last_batch_before_sample_2_63_ends_there() -> None:
     """Samples behind it do not exist, and no number wraps around."""
     rows = rows_of_step(assumed(4, 2, 2**63 - 3).history, 0)
