@@ -9,7 +9,6 @@ from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import amount, integer, shown
-from .mixture.forecast import sample_at, tokens_before
 from .mixture.recipe import Length
 
 
@@ -17,14 +16,14 @@ def asked_at(length: Length, stream: Stream) -> int:
     """Return the sample that a context length is asked for at.  stream: has all those before it."""
     if length.first_tokens is None:
         return length.first_sample or 0
-    return sample_at(stream, length.first_tokens)
+    return stream.sample_at(length.first_tokens)
 
 
 def is_past(length: Length, stream: Stream, sample: int) -> bool:
     """Return whether a context length is asked for before a sample of a stream."""
     if length.first_tokens is None:
         return (length.first_sample or 0) < sample
-    return length.first_tokens < tokens_before(stream, sample)
+    return length.first_tokens < stream.tokens_before(sample)
 
 
 def read_lengths(value: int | Mapping[int | str, int]) -> tuple[int, tuple[Length, ...]]:

@@ -207,7 +207,7 @@ NOT_RUN = {
     "faults": "it injects faults for a minute; the tests of tests/faults run it",
     "finetuning": "it needs transformers and a model; tests/adapters runs examples/sft.py",
     "frameworks": "it needs the frameworks; tests/adapters runs them",
-    "growing-context": "a group of blocks is long; examples/growing_context.py runs it on two ranks",
+    "growing-context": "a group of blocks is long; examples/growing_context.py runs it",
     "kubernetes": "it needs a cluster; tests/deploy builds and checks its manifests",
     "object-stores": "it needs a bucket; corpora/test_object_stores.py runs a store",
     "protocol": "it is the contract; test_protocol_examples.py computes its examples",

@@ -103,7 +103,7 @@ class ObjectDoor:
             with _named(path):
                 found = LISTING.look(url, at_once=True)
         else:
-            found = _patient(path, lambda: LISTING.look(url))
+            found = patient(path, lambda: LISTING.look(url))
         if isinstance(found, Pin):
             return Entry(path, False, found.size_bytes, found.tag)
         return Entry(path, True) if found else None

@@ -21,28 +21,6 @@ DELAY_STEPS_MAX = 50
 """Beyond this delay of a stage, smaller blocks are offered."""
 
 
-def sample_at(stream: Stream, tokens: int) -> int:
-    """Return the sample before which there are that many tokens of x, rounded up to a whole one."""
-    begin = 0
-    for place, stage in enumerate(stream.stages):
-        sample, end = begin - -tokens // stage.context_length, stream.end_of(place)
-        if end is None or sample <= end:
-            break
-        tokens -= (end - begin) * stage.context_length
-        begin = end
-    return sample
-
-
-def tokens_before(stream: Stream, sample: int) -> int:
-    """Return how many tokens of x there are before a sample."""
-    tokens = begin = 0
-    for place, stage in enumerate(stream.stages):
-        end = min(sample, stream.end_of(place) or sample)
-        tokens += max(0, end - begin) * stage.context_length
-        begin = end
-    return tokens
-
-
 @dataclass(frozen=True, slots=True)
 class StageForecast:
     """What a stage reads within a forecast.

@@ -16,7 +16,6 @@ from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.stage import SEED_END
 from tokenfeed.stream.stream import Stream
 
-from .forecast import sample_at
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
@@ -78,7 +77,7 @@ def read_end_sample(written: str, tokens: int, stream: Stream, first_sample: int
     """Return the sample up to which to plan: tokens rounded up to whole samples.  Raises:
     InvalidRequest.
     """
-    end_sample = sample_at(stream, tokens)
+    end_sample = stream.sample_at(tokens)
     if end_sample > SAMPLE_END:
         problem = f"{written} are {end_sample} samples; there are 2^63 at most"
         raise InvalidRequest("tokens", problem)

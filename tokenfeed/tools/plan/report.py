@@ -16,7 +16,6 @@ from .forecast import (
     Forecast,
     StageForecast,
     smaller_blocks,
-    tokens_before,
 )
 
 _HEADINGS = ("source", "weight", "asked", "share", "samples", "tokens", "epochs")
@@ -280,7 +279,7 @@ class Report:
 
     def _tokens(self, sample: int) -> int:
         """Return the tokens before a sample."""
-        return tokens_before(self.planned.stream, sample)
+        return self.planned.stream.tokens_before(sample)
 
     @property
     def _length(self) -> int:

@@ -21,9 +21,7 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.tools.plan.forecast import (
     Forecast,
     forecast,
-    sample_at,
     smaller_blocks,
-    tokens_before,
 )
 
 T = 8
@@ -209,9 +207,9 @@ def test_tokens_are_counted_in_the_context_length_of_each_stage(
     sizes = [length for count, length in stages for _ in range(count)] + [lengths[-1]] * 5
 
     for sample in range(len(sizes)):
-        assert tokens_before(stream, sample) == sum(sizes[:sample])
+        assert stream.tokens_before(sample) == sum(sizes[:sample])
     for tokens in range(sum(sizes) + 1):
-        assert sample_at(stream, tokens) == next(
+        assert stream.sample_at(tokens) == next(
             sample for sample in range(len(sizes) + 1) if sum(sizes[:sample]) >= tokens
         )
 
