@@ -558,3 +558,32 @@ def test_a_closed_feed_with_declared_lengths_has_no_batch(paths: list[Path]) -> 
     feed.close()
 
     assert list(feed) == []
+
+
+def test_masks_and_documents_are_those_of_rows_of_the_new_length(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """A plane of the wrong row would hide targets silently: every batch is that of a fresh feed."""
+    random = np.random.default_rng(3)
+    random.integers(0, 30, 4001).astype("<u2").tofile(tmp_path / "a.bin")
+    random.integers(0, 2, 4001).astype("u1").tofile(tmp_path / "a.mask")
+    words = ["--data", tmp_path / "a.bin", "--document-end-token", "0"]
+    server = serve(*words, "--loss-mask", tmp_path / "a.mask")
+    options = {"order": "shuffled", "seed": 4, "mask_borders": True}
+    with (
+        NumpyBatches(server.address, 8, 32, **options) as feed,
+        NumpyBatches(server.address, 8, 32, **options) as short,
+        NumpyBatches(server.address, 4, 64, start_sample=62, **options) as long,
+    ):
+        assert feed.change_context_length(64, at_sample=125) == 125
+        batches, others = iter(feed.batches()), (iter(short.batches()), iter(long.batches()))
+        for number in range(20):
+            batch, other = next(batches), next(others[number >= 16])
+            own = 5 if number == 15 else len(batch.x)
+            assert batch.x.shape == other.x.shape == ((4, 64) if number >= 16 else (8, 32))
+            assert np.array_equal(batch.x[:own], other.x[:own])
+            assert np.array_equal(batch.y[:own], other.y[:own])
+            assert np.array_equal(batch.positions[:own], other.positions[:own])
+            assert np.array_equal(batch.loss_mask[:own], other.loss_mask[:own])
+            assert batch.num_valid_targets == np.count_nonzero(batch.y != -100)
+            assert 0 < batch.num_valid_targets < batch.y.size
