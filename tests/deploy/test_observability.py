@@ -150,7 +150,7 @@ def test_each_panel_says_what_it_shows(dashboard: dict[str, Any]) -> None:
         assert panel["fieldConfig"]["defaults"]["unit"], title
         for target in panel["targets"]:
             assert "$instance" in target["expr"], title
-    assert len(panels) == 31
+    assert len(panels) == 33
     assert len({panel["title"] for panel in panels}) == len(panels)
     sources = re.findall(r'"uid": "([^"]*)"', json.dumps(dashboard["panels"]))
     assert set(sources) == {"${datasource}"}

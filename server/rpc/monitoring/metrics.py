@@ -134,8 +134,8 @@ class _ServerCollector(Collector):
             ("reason",),
             {(reason,): each.size_bytes for reason, each in requests.items()},
         )
-        if (cache := self._state.object_cache) is not None:
-            yield from _object_cache(cache.counts)
+        cache = self._state.object_cache
+        yield from _object_cache(CacheCounts() if cache is None else cache.counts)
         shares = {key: self._state.warm_up.share(store) for key, store in stores.items()}
         yield _gauge(
             "tokenfeed_warm_up_progress_ratio",
@@ -186,7 +186,11 @@ class _ServerCollector(Collector):
 
 def _object_cache(counts: CacheCounts) -> Iterator[Metric]:
     for name, what, value in (
-        ("size_bytes", "Size of the cache of objects; 0 if it cannot be used any more.", 0),
+        (
+            "size_bytes",
+            "Size of the cache of objects; 0 without one, or if it is lost.",
+            0,
+        ),
         ("blocks", "Blocks of 1 MiB of the datasets in object stores.", 1),
         ("cached_blocks", "Those of them that are in the cache.", 2),
     ):

@@ -72,12 +72,12 @@ class CacheCounts(NamedTuple):
     damaged: blocks whose checksum had changed.
     """
 
-    size_bytes: int
-    blocks: int
-    cached_blocks: int
-    hits: int
-    misses: int
-    damaged: int
+    size_bytes: int = 0
+    blocks: int = 0
+    cached_blocks: int = 0
+    hits: int = 0
+    misses: int = 0
+    damaged: int = 0
 
 
 class _Block(NamedTuple):

@@ -97,6 +97,7 @@ def test_names_are_those_of_the_documents_and_labels_are_bounded(
         "dataset",
         "order",
         "reason",
+        "result",
         "le",
         "version",
     }

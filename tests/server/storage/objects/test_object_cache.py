@@ -238,7 +238,7 @@ def test_single_rows_fetch_no_block_of_a_corpus_that_does_not_fit(
     tokens.close()
 
 
-def test_an_object_that_is_replaced_is_cached_anew(opened: Opened, store: ObjectServer) -> None:
+def test_an_object_that_is_replaced_is_cached_again(opened: Opened, store: ObjectServer) -> None:
     """The cache goes by the content that was opened, and not by the name."""
     fill(*opened())
     changed = TOKENS[0][::-1].copy()

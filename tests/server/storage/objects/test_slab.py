@@ -138,7 +138,7 @@ def test_a_deleted_file_is_noticed(slab: Slab, tmp_path: Path) -> None:
 
 
 def test_the_disk_has_never_more_than_was_allowed(tmp_path: Path) -> None:
-    """Neither while it is made, nor when it is made anew; nor are there left-overs."""
+    """Neither while it is made, nor when it is made again; nor are there left-overs."""
     (tmp_path / FOLDER).mkdir(mode=0o700)
     left = tmp_path / FOLDER / f"{FILE}.left"
     left.write_bytes(b"x")
