@@ -51,7 +51,8 @@ def test_the_image_is_small_and_carries_neither_torch_nor_the_client(
     assert inside == ["[True, False, False, False]", "[False, True, True, False]"]
     sizes = [int(size) / 1e6 for size in (base, server, trainer)]
     note("base {:.0f} MB, server {:.0f} MB, trainer {:.0f} MB".format(*sizes))
-    assert sizes[1] - sizes[0] < 100
+    # 17 of them are obstore, which reads object stores.
+    assert sizes[1] - sizes[0] < 110
 
 
 def test_buildkit_builds_it_too(images: None) -> None:
