@@ -94,7 +94,7 @@ def measured(*words: object) -> tuple[float, float]:
     """Run a command of the client.  Returns: seconds, and its most memory in MiB."""
     # What getrusage says of it begins with the memory of its parent.
     code = (
-        "import sys; from tokenfeed.client.__main__ import main; code = main(sys.argv[1:]); "
+        "import sys; from tokenfeed.tools.__main__ import main; code = main(sys.argv[1:]); "
         "print(open('/proc/self/status').read(), file=sys.stderr); sys.exit(code)"
     )
     begun = time.perf_counter()

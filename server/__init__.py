@@ -8,7 +8,7 @@
     runtime/    the process: signals, polling, memory
 
 `open_local` does the same for a client's own files, without rpc/. `ingest/` makes token files from
-text. `inspect`, `verify`, `pack` and `probe` are separate commands. Needs Linux, but not torch.
+text. Needs Linux, but not torch.
 """
 
 if __name__ == "server":

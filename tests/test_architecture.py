@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -27,6 +28,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "_links": set(),
         "short": {"_links"},
         "commands": {"__init__", "errors", "v1"},
+        "tools": {"__init__", "errors", "v1", "stream", "sampling", "wire", "commands"},
         "__init__": {"_links", "commands"},  # only once it is touched
         "__main__": {"_links", "commands"},
     },
@@ -40,10 +42,6 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "open_local": {"runtime", "storage", "datasets", "rows"},
         "rpc": {"runtime", "storage", "datasets", "rows"},
         "cli": {"runtime", "storage", "datasets", "rpc"},
-        "inspect": {"runtime", "storage", "datasets", "cli"},
-        "verify": {"runtime", "storage", "datasets", "cli"},
-        "pack": {"runtime", "storage", "datasets", "cli"},
-        "probe": set(),
         "__main__": {"runtime", "cli"},
     },
     "client": {
@@ -55,10 +53,8 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "batches": {"runtime", "transport", "source", "device", "feed"},
         "adapters": {"runtime", "transport", "source", "device", "feed", "batches"},
         "metrics": {"runtime", "feed"},
-        "provenance": {"runtime", "transport", "source", "feed"},
-        "commands": {"runtime", "transport", "source", "batches", "feed", "provenance"},
         "__init__": {"transport", "feed", "batches"},
-        "__main__": {"commands"},
+        "__main__": set(),
     },
 }
 
@@ -68,13 +64,14 @@ CONTRACT = {"numpy", "google.protobuf"}
 REACHES: dict[str, set[str]] = {
     "tokenfeed": set(),
     "tokenfeed.commands.completion": {"shtab"},
+    "tokenfeed.tools": CONTRACT | {"google_crc32c", "grpc", "tomli"},
+    "tokenfeed.tools.probe": {"grpc", "grpc_health"},
     "tokenfeed.sampling": {"numpy"},
     "tokenfeed.commands.status": CONTRACT,
     "tokenfeed.stream": CONTRACT,
     "tokenfeed.wire": CONTRACT | {"google_crc32c"},
     "server": CONTRACT | {"google_crc32c"},
     "server.runtime": set(),
-    "server.probe": {"grpc", "grpc_health"},
     "server.rpc": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},
     "server.rpc.monitoring": CONTRACT | {"google_crc32c", "grpc"},
     "server.rpc.monitoring.metrics": CONTRACT | {"google_crc32c", "grpc", "prometheus_client"},
@@ -116,9 +113,6 @@ REACHES: dict[str, set[str]] = {
     "client.batches.arrays": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.feed.mixture": CONTRACT | {"tomli"},
     "client.metrics": CONTRACT | {"prometheus_client"},
-    "client.provenance": CONTRACT | {"google_crc32c", "grpc", "tomli"},
-    "client.commands": CONTRACT | {"google_crc32c", "grpc", "tomli"},
-    "client.__main__": CONTRACT | {"google_crc32c", "grpc", "tomli"},
 }
 # What single modules import beyond that, once it is needed.
 EXTRA_IMPORTS: dict[str, set[str]] = {
@@ -131,10 +125,9 @@ EXTRA_IMPORTS: dict[str, set[str]] = {
     "tokenfeed.commands.decoding": {"tokenizers"},
     "client.feed.ranks.agreement": {"torch"},
     "client.feed.ranks.coordinates": {"torch"},
-    "client.commands.bench": {"tomli", "torch"},
-    "client.commands.plan.picture": {"matplotlib"},
-    "client.commands.provenance.output": {"pyarrow"},
-    "client.provenance.files.torch_file": {"torch"},
+    "tokenfeed.tools.bench": {"torch"},
+    "tokenfeed.tools.provenance.output": {"pyarrow"},
+    "tokenfeed.tools.provenance.files.torch_file": {"torch"},
 }
 # Which module may import the other side, and whether at once: the names of the package `tokenfeed`,
 # and files of this machine, which are read as a server reads them.
@@ -142,7 +135,6 @@ CROSSINGS = {
     ("tokenfeed", False),
     ("client.source.files", False),
     ("client.source.file_rows", False),
-    ("server.cli.waiting", False),
     ("tokenfeed.short.client", False),
 }
 # What only acts, and has no place where it is decided which tokens arrive.
@@ -279,10 +271,44 @@ def test_the_sides_know_nothing_of_each_other() -> None:
         for one in imports(name)
         for package in ("server", "client")
         if within(one.name, package) and not within(name, package)
+        if not within(name, "tokenfeed.tools")
         if (name, one.is_eager) not in CROSSINGS
     ]
 
     assert culprits == []
+
+
+def test_tools_are_imported_by_none_of_what_they_use() -> None:
+    """What only operators and auditors run is in no trainer's and no server's way."""
+    tools = "tokenfeed.tools"
+    importing = {
+        name
+        for name in modules()
+        if not within(name, tools) and any(within(one.name, tools) for one in imports(name))
+    }
+    naming = {
+        name
+        for name, path in modules().items()
+        if not within(name, tools) and re.search(r"tokenfeed[./]tools", path.read_text())
+    }
+
+    assert importing == set()
+    assert naming == {"client.__main__"}, "by name, as `python -m client` has always been"
+
+
+def test_a_plain_call_enters_no_tool(tmp_path: Path) -> None:
+    """Neither a feed over files, nor one over a server, nor the server loads their code."""
+    (tmp_path / "train.bin").write_bytes(bytes(2000))
+    code = (
+        "import sys, tokenfeed.server.cli.serve; from tokenfeed import NumpyBatches, RemoteBatches;"
+        "feed = NumpyBatches('file:train.bin', 2, 8); next(feed); feed.state_dict(); feed.close();"
+        "RemoteBatches('localhost:1', 2, 8).close();"
+        "raise SystemExit(any(name.startswith('tokenfeed.tools') for name in sys.modules))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == 0
 
 
 @pytest.mark.parametrize("name", modules())
@@ -322,10 +348,6 @@ def test_what_a_docstring_says_it_knows_nothing_of_is_not_reached() -> None:
     assert claims >= 6
 
 
-KNOWS_FILES = {"server.datasets.redactions.erasing"}
-"""Only files of this machine are erased."""
-
-
 @pytest.mark.parametrize(
     ("imported", "side", "package"),
     [
@@ -341,8 +363,7 @@ def test_only_one_package_imports(imported: str, side: str, package: str) -> Non
         if within(name, side) and any(within(one.name, imported) for one in imports(name))
     }
 
-    knows = KNOWS_FILES if imported == "server.storage.local" else set()
-    assert {name for name in importing if not within(name, package)} == knows
+    assert {name for name in importing if not within(name, package)} == set()
     assert importing
 
 
@@ -360,6 +381,43 @@ def test_prose_is_plain_english(word: str) -> None:
     assert found == []
 
 
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_of_the_pages_leads_somewhere() -> None:
+    """A page that moves takes its anchors along; who links to it does not see that."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+    dead = []
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if "://" in link:
+                continue
+            if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+                dead.append(f"{page.relative_to(ROOT)}: {link}")
+
+    assert dead == []
+
+
+def test_every_page_that_code_and_errors_name_exists() -> None:
+    """Who reads an error opens the page that it names."""
+    folders = "benchmarks client deploy docs examples proto server tests tokenfeed".split()
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    named = {
+        (name, str(path.relative_to(ROOT)))
+        for path in files
+        if path.suffix in {".py", ".proto", ".yaml", ".yml", ".json", ".sbatch", ".js", ".md"}
+        for name in re.findall(r"(?<![\w/])docs/[\w/-]+\.md\b", path.read_text())
+    }
+
+    assert named
+    assert {(name, path) for name, path in named if not (ROOT / name).exists()} == set()
+
+
 def test_relative_imports_stay_within_their_package() -> None:
     """Across packages the name of the package is written out, as it is installed."""
     for name, path in modules().items():
@@ -372,7 +430,7 @@ def test_relative_imports_stay_within_their_package() -> None:
 
 def test_importing_the_client_imports_no_torch() -> None:
     """`python -m client describe` works on a machine without it."""
-    code = "import sys, client, tokenfeed.client.__main__; sys.exit('torch' in sys.modules)"
+    code = "import sys, client, tokenfeed.tools.__main__; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

@@ -7,8 +7,9 @@
 
 `tokenfeed.client` is the trainer's side, `tokenfeed.server` the server. `import client` has what
 tokenfeed.client offers, and `python -m server` runs the server. commands/ has what the command line
-needs. The rest is the contract in code, shared by both sides and the tests: numpy, protobuf and a
-checksum; no file, socket, thread or clock. A token passes through it in this order:
+needs, tools/ what operators and auditors run. The rest is the contract in code, for both sides
+and the tests: numpy, protobuf and a checksum; no file, socket, thread or clock. A token passes
+through it in this order:
 
     stream/     what a stream is: specification, positions, identity
     sampling/   the tokens of each sample: orders and the plan

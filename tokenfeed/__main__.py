@@ -18,7 +18,7 @@ def main() -> None:
     arguments, _ = build_parser().parse_known_args(sys.argv[1:2])
     command = COMMANDS[arguments.command]
     try:
-        require_package(command.module.partition(".")[0])
+        require_package(command.needs)
     except ImportError as error:
         raise SystemExit(f"error: {arguments.command}: {error}") from None
     name = "tokenfeed" if command.arguments else f"tokenfeed {arguments.command}"

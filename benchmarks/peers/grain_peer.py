@@ -2,8 +2,8 @@
 
 Source: google-grain.readthedocs.io, "Dataset basics" (source, seed, shuffle, repeat, batch, with
 `ReadOptions` for its reading threads), `IterDataset.mp_prefetch` for workers and
-docs/performance/autotuning.md of github.com/google/grain for its settings. Rows stay uint16 until
-they form a batch.
+performance/autotuning.md, in docs/ of github.com/google/grain, for its settings. Rows stay uint16
+until they form a batch.
 """
 
 from __future__ import annotations

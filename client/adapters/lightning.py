@@ -19,6 +19,7 @@ from torch import Tensor
 from tokenfeed.errors import InvalidRequest
 
 from ..batches.remote import RemoteBatches, RichBatch
+from ..batches.validation import WholeDataset
 from ..device.target_mask import IGNORED_TARGET
 
 Make = Callable[..., RemoteBatches]
@@ -60,7 +61,7 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
         self._train, self._form, self._allow = train, form, allow
         self._validation = [validation] if callable(validation) else list(validation)
         self._batches: _Batches | None = None
-        self._validation_feeds: list[RemoteBatches] = []
+        self._epochs: list[_Epoch] = []
         self._loaded: dict[str, Any] = {}
 
     def train_dataloader(self) -> _Batches:
@@ -70,7 +71,7 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
         checkpoint without a state of this class, or if the ranks have different numbers of batches;
         as for iterating a feed.
         """
-        trainer = self._fitting()
+        trainer = self._attached()
         if trainer.overfit_batches:
             problem = "would repeat batches, and a feed goes on; pass num_batches and max_epochs"
             raise InvalidRequest("overfit_batches", problem)
@@ -90,8 +91,8 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
     def val_dataloader(self) -> list[_Epoch]:
         """Return the batches of each validation feed, from its beginning at each `for`."""
         self._close_validation()
-        self._validation_feeds = [self._open(make) for make in self._validation]
-        return [_Epoch(feed, self._form) for feed in self._validation_feeds]
+        self._epochs = [_Epoch(self._open(make), self._form) for make in self._validation]
+        return self._epochs
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of what the weights have learned, which Lightning puts into all of its
@@ -114,7 +115,7 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
         """Close the feeds, as Lightning does not call `teardown` then."""
         self.teardown(TrainerFn.FITTING)
 
-    def _fitting(self) -> Trainer:
+    def _attached(self) -> Trainer:
         if self.trainer is None:
             raise InvalidRequest("datamodule", "has no trainer; pass it to trainer.fit")
         return self.trainer
@@ -123,7 +124,7 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
         """Make a feed with the data-parallel coordinates of Lightning's strategy: ranks that share
         the tensors of one model get the same rows.
         """
-        trainer = self._fitting()
+        trainer = self._attached()
         ranks = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
         return make(
             rank=ranks["rank"],
@@ -132,8 +133,8 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
         )
 
     def _close_validation(self) -> None:
-        for feed in self._validation_feeds:
-            feed.close()
+        for epoch in self._epochs:
+            epoch.close()
 
 
 def log_loss(module: LightningModule, name: str, losses: Tensor, y: Tensor) -> Tensor:
@@ -166,7 +167,7 @@ class _Batches:
         ranks = trainer.distributed_sampler_kwargs or {"num_replicas": 1}
         self._stride = feed.batch_size * ranks["num_replicas"]
         self._progress = trainer.fit_loop.epoch_loop.batch_progress
-        if state:
+        if state and self._progress.total.ready:  # not one that was loaded by hand
             self._restore_progress(**{k: v for k, v in state.items() if k != "feed"})
         self._left = feed.batches_left
         self._length = self._epoch_length()
@@ -262,15 +263,12 @@ class _Batches:
             raise InvalidRequest("num_batches", f"{problem}. Make the same feed on all ranks")
 
 
-class _Epoch:
+class _Epoch(WholeDataset):
     """A whole epoch of a feed, from its beginning at each `for`."""
 
     def __init__(self, feed: RemoteBatches, form: Form | None) -> None:
-        self._epoch, self._form = feed.epoch(0, tail="pad"), form
-
-    def __len__(self) -> int:
-        return len(self._epoch)
+        super().__init__(feed)
+        self._form = form
 
     def __iter__(self) -> Iterator[Any]:
-        form = self._form
-        return iter(self._epoch) if form is None else map(form, self._epoch.batches())
+        return super().__iter__() if self._form is None else map(self._form, self.batches())

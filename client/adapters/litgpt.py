@@ -5,16 +5,18 @@ Fabric takes nothing but a DataLoader of torch, and saves the state of one that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from litgpt.data import DataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from tokenfeed.errors import InvalidRequest
 
-from ..batches.remote import RemoteBatches, RichBatch, TorchEpoch
+from ..batches.remote import RemoteBatches, TorchEpoch
+from ..device.target_mask import IGNORED_TARGET
 
 
 class FeedData(DataModule):  # type: ignore[misc]
@@ -82,12 +84,12 @@ class FeedData(DataModule):  # type: ignore[misc]
         return FeedLoader(feed, feed.epoch(0))
 
 
-class FeedLoader(DataLoader[Tensor]):
+class FeedLoader(DataLoader[Any]):
     """The rows of a feed, int64 [B, T + 1], as a DataLoader with the feed's state."""
 
     def __init__(self, feed: RemoteBatches, batches: RemoteBatches | TorchEpoch) -> None:
         """batches: the feed itself, or an epoch of it."""
-        super().__init__(_Rows(batches), batch_size=None)
+        super().__init__(batches, batch_size=None, collate_fn=_tokens)
         self.feed = feed
         self._left = feed.batches_left  # before a state is loaded: the LR schedule depends on it
 
@@ -107,21 +109,13 @@ class FeedLoader(DataLoader[Tensor]):
         self.feed.load_state_dict(state)
 
 
-class _Rows(IterableDataset[Tensor]):
-    """The whole rows of batches, whose targets litgpt takes from them."""
-
-    def __init__(self, batches: RemoteBatches | TorchEpoch) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return map(_tokens, self._batches.batches())
-
-
-def _tokens(batch: RichBatch) -> Tensor:
-    if batch.num_valid_targets < batch.y.numel():
+def _tokens(batch: Sequence[Tensor]) -> Tensor:
+    """Return the whole rows of a batch, whose targets litgpt takes from them."""
+    x, y = batch
+    if bool((y == IGNORED_TARGET).any()):
         raise InvalidRequest(
             "y",
             "is -100 at some targets, and litgpt trains on every token of a row: it has no mask. "
             'Choose order="shuffled", loss_mask="ignore", no mask_borders and no redactions',
         )
-    return batch.tokens
+    return torch.cat([x, y[:, -1:]], 1)

@@ -61,7 +61,10 @@ def loaders(
         make = {"train": train, "val": validation}[split]
         with make(batch_size=B, context_length=T, device=device) as feed:
             if resume_state_dict is not None:
-                feed.load_state_dict(_feed_state(resume_state_dict))
+                if "feed" not in resume_state_dict:
+                    problem = "is of nanochat's own loader: begin a new run, or at a start_sample"
+                    raise InvalidRequest("resume_state_dict", problem)
+                feed.load_state_dict(resume_state_dict["feed"])
             while True:
                 state, position = feed.state_dict(), feed.position
                 batch = next(feed, None)
@@ -77,14 +80,3 @@ def loaders(
         return ((x, y) for x, y, _ in with_state(*given, **options))
 
     return Loaders(with_state, without_state)
-
-
-def _feed_state(state: dict[str, Any]) -> dict[str, Any]:
-    if "feed" not in state:
-        raise InvalidRequest(
-            "resume_state_dict",
-            f"has only {', '.join(state)}: it is of nanochat's own loader. Begin a new run, or at "
-            "a start_sample",
-        )
-    found: dict[str, Any] = state["feed"]
-    return found

@@ -7,17 +7,16 @@
         return config
 
 torchtitan 0.3 takes rows, [B, T]. Later it takes one flat sequence of all rows, then the number of
-targets too, then all of this as a dataclass. The state is the same on all ranks, so that a
-checkpoint resumes at another data-parallel degree.
+targets too, then all of this as a dataclass. Flex and varlen attention keep documents apart by
+positions, and torchtitan builds no language model with another one. The state is the same on all
+ranks, so that a checkpoint resumes at another data-parallel degree.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Annotated, Any
 
 import torch
@@ -78,7 +77,6 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
                 raise InvalidRequest(name, problem)
         self._is_flat = name is not None
         self._documents = config.documents
-        self._masks_documents = _masks_documents()
         self.max_num_documents = getattr(config, "max_num_documents", None)
         self.feed = RemoteBatches(
             config.target,
@@ -91,10 +89,8 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
         """The RemoteBatches that is read: for its history and statistics."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over batches from the present position on.
-
-        Raises: InvalidRequest if documents or rows follow each other in a sequence, and the
-        attention of the model would not keep them apart; as for iterating a feed.
+        """Return an iterator over batches from the present position on; it raises what the feed
+        does.
         """
         return map(self._batch, self.feed.batches())
 
@@ -103,17 +99,13 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
         if self._documents and batch.documents is not None:
             positions = batch.positions
         arrays = {"input": batch.x, "positions": positions, "labels": batch.y}
-        padding_mask = batch.padding_mask
+        if TokenizedTrainingMicrobatch is not None:
+            arrays["padding_mask"] = batch.padding_mask
         if self._is_flat:
             arrays = {name: each.flatten() for name, each in arrays.items()}
-            padding_mask = padding_mask.flatten()
-        if not self._masks_documents:
-            _require_one_document(arrays["positions"], padding_mask)
         if TokenizedTrainingMicrobatch is not None:
             count = batch.num_valid_targets
-            return TokenizedTrainingMicrobatch(
-                **arrays, padding_mask=padding_mask, num_valid_tokens=count
-            )
+            return TokenizedTrainingMicrobatch(**arrays, num_valid_tokens=count)
         labels = arrays.pop("labels")
         if _COUNTS_TARGETS:
             return {**arrays, "num_valid_tokens": batch.num_valid_targets}, labels
@@ -133,35 +125,3 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
     def close(self) -> None:
         """End threads and connection."""
         self.feed.close()
-
-
-def _require_one_document(positions: torch.Tensor, padding_mask: torch.Tensor) -> None:
-    """Raise InvalidRequest if a sequence has more than one document, or more than one row.
-
-    positions, padding_mask: [B, T] or flat.
-    """
-    if bool(((positions == 0) & ~padding_mask)[..., 1:].any()):
-        raise InvalidRequest(
-            "documents",
-            "or rows follow each other in a sequence, and ScaledDotProductAttention of this model "
-            "attends across them, with context parallelism or without; choose flex or varlen "
-            "attention. For windows, documents=False gives up documents, and a flat batch needs "
-            "to be one row",
-        )
-
-
-def _masks_documents() -> bool:
-    """Whether attention of the model that is trained keeps documents of a sequence apart.
-
-    torchtitan says nothing of the model to a dataloader, so the stack frames of the caller are
-    inspected. Without a Trainer nothing is known, and True is returned.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torchtitan.trainer":
-            config = getattr(frame.f_locals.get("self"), "config", None)
-            # Flex and varlen attention mask by positions. With context parallelism torchtitan
-            # makes the mask of the whole sequence, and then splits it.
-            return "ScaledDotProduct" not in repr(getattr(config, "model_spec", None))
-        frame = frame.f_back
-    return True

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy
@@ -30,13 +30,6 @@ from ..device.target_mask import IGNORED_TARGET
 _LOG = logging.getLogger("tokenfeed.client")
 
 _FEEDS = (RemoteBatches, TorchEpoch, WholeDataset)
-_REFUSED = {
-    "auto_find_batch_size": "cannot make the batches of a feed smaller; omit it",
-    "compute_loss_func": "would shift the targets once more, as the usual ones do; omit it",
-    "label_smoothing_factor": "has to be 0: the Trainer would shift the targets once more to "
-    "smooth them",
-}
-"""Arguments of a Trainer that do not go with a feed, and why."""
 
 
 class FeedTrainer(Trainer):  # type: ignore[misc]
@@ -53,6 +46,13 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
 
     _stand_in: Any = range(0)
     """What the constructor of the Trainer gets in the place of feeds."""
+    _refused: Mapping[str, str] = {
+        "auto_find_batch_size": "cannot make the batches of a feed smaller; omit it",
+        "compute_loss_func": "would shift the targets once more, as the usual ones do; omit it",
+        "label_smoothing_factor": "has to be 0: the Trainer would shift the targets once more to "
+        "smooth them",
+    }
+    """Arguments that do not go with a feed, unless they have their default, and why."""
 
     def __init__(
         self,
@@ -75,8 +75,9 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
             problem = "is no feed; pass RemoteBatches(...), or feed.epoch(k)"
             raise InvalidRequest("train_dataset", problem)
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
-        for name, problem in _REFUSED.items():
-            if getattr(given, name, None) or kwargs.get(name) is not None:
+        for name, problem in self._refused.items():
+            is_default = getattr(given, name, None) == getattr(type(given), name, None)
+            if not is_default or kwargs.get(name) is not None:
                 raise InvalidRequest(name, problem)
         has_feeds = bool(_feeds_of(eval_dataset))
         super().__init__(
@@ -86,7 +87,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
             **kwargs,
         )
         if has_feeds:
-            self.eval_dataset = _plain(eval_dataset)
+            self.eval_dataset = eval_dataset
         if self.args.n_gpu > 1:
             problem = "would be shared by one process; start one for each GPU, with torchrun"
             raise InvalidRequest("n_gpu", f"{self.args.n_gpu} GPUs {problem}")
@@ -98,7 +99,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         self._numbers: Any = None  # those of the epoch that the Trainer is in
         self._in_hand: list[Any] = []  # batches of a step that the optimizer has not made
         self._losses: list[torch.Tensor] | None = None  # of an evaluation: sums, and their targets
-        self.add_callback(_position_of(self, allow))
+        self.add_callback(_position_callback(self, allow))
 
     # --- training ---
 
@@ -169,7 +170,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         sample = int(batches[0].sample_numpy[0]) if batches else -1
         own = torch.tensor([is_whole, sample])
         found = [torch.empty_like(own) for _ in range(self.args.world_size)]
-        dist.all_gather(found, own, group=self._hosts)
+        dist.all_gather(found, own, group=self._host_group)
         if not all(bool(whole) for whole, _ in found):
             return False
         peers = self.get_tp_size()
@@ -184,7 +185,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         return True
 
     @cached_property
-    def _hosts(self) -> Any:
+    def _host_group(self) -> Any:
         """A process group of all ranks in host memory, so that no GPU is waited for."""
         return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.args.ddp_timeout))
 
@@ -198,14 +199,14 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         """
         kept = self.eval_dataset
         if _feeds_of(eval_dataset):
-            self.eval_dataset, eval_dataset = _plain(eval_dataset), None
+            self.eval_dataset, eval_dataset = eval_dataset, None
         try:
             metrics: dict[str, float] = super().evaluate(eval_dataset, *args, **kwargs)
             return metrics
         finally:
             self.eval_dataset = kept
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the batches of a feed by the names of the model, or what the Trainer returns.
 
         eval_dataset: is as for `evaluate`, or the name of one of several.
@@ -213,30 +214,30 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         found = self.eval_dataset[found] if isinstance(found, str) else found
         if not _feeds_of(found):
-            return super().get_eval_dataloader(eval_dataset)  # type: ignore[no-any-return]
+            return super().get_eval_dataloader(eval_dataset)
         if isinstance(found, RemoteBatches):
             problem = "is a feed, which is read once; pass feed.epoch(0, tail='pad')"
             raise InvalidRequest("eval_dataset", problem)
-        return DataLoader(_Evaluation(self, found), batch_size=None)
+        return _Evaluation(self, found)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate on a loader.  Raises: as for `evaluate`."""
-        if not isinstance(getattr(dataloader, "dataset", None), _Evaluation):
+        if not isinstance(dataloader, _Evaluation):
             return super().evaluation_loop(dataloader, *args, **kwargs)
         if self.compute_metrics is not None:
             raise InvalidRequest("compute_metrics", "gets no logits of a feed; omit it")
-        before = self.feed_state()["sample"] if self.is_in_train else None
+        before = None if self._feed is None else self.feed_state()["sample"]
         self._losses = [torch.zeros(2)]
         try:
             output = super().evaluation_loop(dataloader, *args, **kwargs)
             total = torch.stack([each.cpu().double() for each in self._losses]).sum(0)
         finally:
             self._losses = None
-        if self.is_in_train and self.feed_state()["sample"] != before:
+        if self._feed is not None and self.feed_state()["sample"] != before:
             problem = "is an epoch of the feed that is trained on, and has moved it; make another"
             raise InvalidRequest("eval_dataset", problem)
         if self.args.world_size > 1:
-            dist.all_reduce(total, group=self._hosts)
+            dist.all_reduce(total, group=self._host_group)
         name = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
         output.metrics[name] = (total[0] / total[1]).item()
         return output
@@ -254,7 +255,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         return None, None, None
 
 
-class _Evaluation(IterableDataset[dict[str, Any]]):
+class _Evaluation:
     """The batches of a feed by the names of a model, as many as each rank has."""
 
     def __init__(self, trainer: FeedTrainer, feed: TorchEpoch | WholeDataset) -> None:
@@ -268,7 +269,7 @@ class _Evaluation(IterableDataset[dict[str, Any]]):
             _LOG.warning("evaluation ends: another rank has no batch left, and this one has")
 
 
-def _position_of(trainer: FeedTrainer, allow: Collection[str]) -> TrainerCallback:
+def _position_callback(trainer: FeedTrainer, allow: Collection[str]) -> TrainerCallback:
     """Return what puts the position of a feed into checkpoints, and loads it."""
 
     class FeedState(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -297,11 +298,6 @@ def _position_of(trainer: FeedTrainer, allow: Collection[str]) -> TrainerCallbac
 
 
 def _feeds_of(dataset: Any) -> list[Any]:
-    """Return the feeds in what may be one, or a mapping of them."""
-    several = list(dataset.values()) if isinstance(dataset, Mapping) else [dataset]
+    """Return the feeds in what may be one, or a dict of them."""
+    several = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
     return [each for each in several if isinstance(each, _FEEDS)]
-
-
-def _plain(dataset: Any) -> Any:
-    """Return a mapping as a dict, for which the Trainer asks."""
-    return dict(dataset) if isinstance(dataset, Mapping) else dataset

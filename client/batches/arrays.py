@@ -5,6 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
         self,
         target: Targets,
         batch_size: int,
-        context_length: int,
+        context_length: int | Mapping[int | str, int],
         **options: Unpack[NumpyOptions],
     ) -> None:
         """Describe a stream of batches; does no I/O.

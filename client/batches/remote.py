@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import torch
@@ -63,7 +63,7 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         self,
         target: Targets,
         batch_size: int,
-        context_length: int,
+        context_length: int | Mapping[int | str, int],
         **options: Unpack[RemoteOptions],
     ) -> None:
         """Describe a stream of batches; does no I/O.
@@ -74,7 +74,9 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         "file:a.bin,b.bin" is one corpus, "file:web=web/,code=code/" are two. Or objects:
         "s3://BUCKET/KEY", "gs://BUCKET/KEY", "az://CONTAINER/KEY", "https://HOST/PATH".
         batch_size counts rows per rank, in [1, 2^20].
-        context_length counts tokens of x, in [1, longest file).
+        context_length counts tokens of x, in [1, longest file). Several, by the sample or the
+        tokens where each is asked for, such as {0: 4096, "2e11 tokens": 32768}, begin as of
+        change_context_length, and batches keep their tokens.
 
         Raises: InvalidRequest, SamplesExhausted or NotFound (order), naming the argument and its
         limit.

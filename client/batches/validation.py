@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import IterableDataset
@@ -55,8 +55,8 @@ def validation_feeds(
     With order="shuffled" the first batches are a sample of the dataset.
 
     target, batch_size and context_length mean what they do for RemoteBatches.
-    sources has the names of the datasets; also as a mapping that has them as keys, such as the
-    weights of a mixture, or as a Mixture, of which these are all sources.
+    sources names the datasets: a list of names, a mapping whose keys are names, such as the
+    weights of a mixture, or a Mixture, whose sources are then all taken.
     Raises: InvalidRequest or NotFound (order), naming the argument and its limit. Iterating raises
     NotFound for a dataset that is not served, and else like RemoteBatches.
     """
@@ -68,7 +68,7 @@ def validation_feeds(
         own: ValidationOptions = {**given, "redactions": lists.get(name)}
         return RemoteBatches(target, batch_size, context_length, dataset=name, **own)
 
-    return ValidationFeeds({name: feed_of(name) for name in names})
+    return ValidationFeeds({name: WholeDataset(feed_of(name)) for name in names})
 
 
 class WholeDataset(IterableDataset[Batch]):
@@ -130,35 +130,19 @@ class WholeDataset(IterableDataset[Batch]):
         return f"<WholeDataset of {self._feed}>"
 
 
-class ValidationFeeds(Mapping[str, WholeDataset]):
+class ValidationFeeds(dict[str, WholeDataset]):
     """The feeds of several datasets, by the names of these; the order is that of the names given.
 
     For one consumer thread. `close()`, or the end of a `with` block, closes all of them.
     """
 
-    def __init__(self, feeds: Mapping[str, RemoteBatches]) -> None:
-        """feeds: one for each dataset, of an order with epochs."""
-        self._datasets = {name: WholeDataset(feed) for name, feed in feeds.items()}
-
-    def __getitem__(self, name: str) -> WholeDataset:
-        """Return the batches of a dataset."""
-        return self._datasets[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Return an iterator over the names."""
-        return iter(self._datasets)
-
-    def __len__(self) -> int:
-        """Return the number of datasets."""
-        return len(self._datasets)
-
     def close(self) -> None:
         """End threads and connections of all feeds. May be called twice."""
-        for dataset in self._datasets.values():
+        for dataset in self.values():
             dataset.close()
 
     def __enter__(self) -> ValidationFeeds:
-        """Return this mapping; the `with` block closes all feeds."""
+        """Return this dict; the `with` block closes all feeds."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,7 +151,7 @@ class ValidationFeeds(Mapping[str, WholeDataset]):
 
     def __repr__(self) -> str:
         """Show the feeds."""
-        return f"<ValidationFeeds {self._datasets}>"
+        return f"<ValidationFeeds {dict(self)}>"
 
 
 def _names(sources: Iterable[str] | Mixture) -> list[str]:

@@ -31,7 +31,8 @@ def require_own_batches(world_size: int, *, is_restored: bool) -> None:
             raise InvalidRequest(
                 "train_dataset",
                 "of transformers' Trainer cannot be a feed, whose batches it would take for single "
-                "rows: use FeedTrainer of tokenfeed.client.adapters.transformers in its place",
+                "rows: use FeedTrainer of tokenfeed.client.adapters.transformers in its place, to "
+                "train and to evaluate",
             )
         raise InvalidRequest(
             "batch_size",

@@ -102,7 +102,9 @@ class BatchAttributes(ABC, Generic[Array]):
         """Where documents begin, in host memory; None if the stream does not have it."""
         self._host = host
         self.own_rows: int | None = None
-        """How many rows belong to an epoch of tail="pad"; the others have no target. None: all."""
+        """How many rows belong to an epoch of tail="pad", or come before another context length;
+        the others have no target. None: all.
+        """
         self._samples = samples
         self._sources = sources
         self._state_before = state_before
@@ -243,7 +245,9 @@ class BatchAttributes(ABC, Generic[Array]):
 
     @cached_property
     def sample_numpy(self) -> npt.NDArray[np.int64]:
-        """Sample index of each row: int64[B], in host memory, for logs and provenance."""
+        """Sample index of each row: int64[B], in host memory, for logs and provenance; -1 for rows
+        that fill up the last batch before another context length.
+        """
         return self._samples().astype(np.int64)
 
     @cached_property

@@ -1,16 +1,17 @@
 """What may change in a stream while it is read, and what may not: pure.
 
-Other weights and a redaction begin at a sample that was not read yet. The corpus of a source
-stays the same.
+Other weights, another context length and a redaction begin at a sample that was not read yet. The
+corpus of a source stays the same.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
-from tokenfeed.stream.schedule import planned_stage, scheduled
+from tokenfeed.stream.schedule import placed_by_weights, planned_stage, scheduled
 from tokenfeed.stream.stage import CHANGED, Corpus, Redaction, Redactions, Source, Stage
 
 
@@ -22,27 +23,52 @@ def with_weights(
     *,
     or_later: bool = False,
 ) -> tuple[tuple[Stage, ...], int]:
-    """Return the stages with other weights from a sample on, up to the next stage; and the sample
-    from which on these weights are in force: the first end of a block at or above at_sample, or an
-    earlier sample if they are in force there already.
+    """Return the stages with other weights from a sample on, and the sample from which on they are
+    in force, as `with_change` does.
+
+    weights: number of a source -> its samples in a block, above 0.  at_sample: where the change is
+    asked for.  The others, and Raises: as for `with_change`.
+    """
+    new = planned_stage(stages[-1].context_length, at_sample, weights, CHANGED)
+    return with_change(stages, new, ahead, "weights", or_later=or_later)
+
+
+def with_change(
+    stages: tuple[Stage, ...],
+    new: Stage,
+    ahead: int,
+    what: str,
+    place: Callable[[Stage, Stage], Stage] = placed_by_weights,
+    *,
+    or_later: bool = False,
+) -> tuple[tuple[Stage, ...], int]:
+    """Return the stages with another one from a sample on, up to the next stage; and the sample
+    from which on its content is in force: the first end of a block (of the mixture, or of a group
+    of blocks) at or above the one that it is asked for at, or an earlier sample if it is in force
+    there already.
 
     An earlier change that would begin at that sample is replaced. If a stage of the definition
-    begins there, the new weights begin one block later.
-    weights: number of a source -> its samples in a block, above 0.  at_sample: where the change is
-    asked for.  ahead: the first sample that may change.  or_later: if no block is left between
-    at_sample and the next stage, whether to change behind the first block of that stage instead of
+    begins there, the new stage begins one block later.
+    new: as `planned_stage` makes it.  ahead: the first sample that may change.  what: names the
+    content in errors.  place: as for `scheduled`.  or_later: if no block is left between the
+    sample and the next stage, whether to change behind the first block of that stage instead of
     refusing.
-    Raises: InvalidRequest if at_sample is below ahead, or a stage would have no block.
+    Raises: InvalidRequest if the sample is below ahead, or a stage would have no block; what place
+    raises.
     """
+    at_sample = new.asked
     while True:
         # What is in force just before, and where its blocks end.
         before = max(bisect_left([stage.first_sample for stage in stages], at_sample) - 1, 0)
-        blocks = max(stages[before].blocks_before(at_sample), 0)
-        begin = stages[before].first_sample + blocks * stages[before].block_size
+        here = replace(new, asked=max(at_sample, stages[before].first_sample))
+        try:
+            begin = place(stages[before], here).first_sample
+        except SamplesExhausted as error:
+            raise _without_block(what, at_sample, error) from None
         clash = next((n for n, stage in enumerate(stages) if stage.first_sample == begin), None)
         if clash is None:
             break
-        if stages[clash].weights == weights:
+        if _content(stages[clash]) == _content(new):
             return stages, begin
         if stages[clash].origin == CHANGED and begin >= ahead and clash > before:
             break
@@ -53,16 +79,23 @@ def with_weights(
     require_ahead(at_sample, ahead)
     begun = stages[: before + 1]
     later = [stage for n, stage in enumerate(stages) if n > before and n != clash]
-    if begun[-1].weights == weights:
-        found = stages if clash is None else scheduled(begun, later)
+    if _content(begun[-1]) == _content(new):
+        found = stages if clash is None else scheduled(begun, later, place)
         return found, begun[-1].first_sample
-    new = planned_stage(begun[-1].context_length, at_sample, weights, CHANGED)
     try:
-        found = scheduled(begun, [new, *later])
+        found = scheduled(begun, [replace(new, asked=at_sample), *later], place)
     except (InvalidRequest, SamplesExhausted) as error:
-        problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
-        raise InvalidRequest("weights", problem) from None
+        raise _without_block(what, at_sample, error) from None
     return found, found[before + 1].first_sample
+
+
+def _without_block(what: str, at_sample: int, error: Exception) -> InvalidRequest:
+    problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
+    return InvalidRequest(what, problem)
+
+
+def _content(stage: Stage) -> tuple[int, dict[int, int]]:
+    return stage.context_length, stage.weights
 
 
 def require_ahead(at_sample: int, ahead: int) -> None:

@@ -18,12 +18,14 @@ class OpenRun(NamedTuple):
     which `Cursor.current` holds beside it; a batch that continues the run changes only that sample.
 
     first_sample: where the run began.  batches: how many batches this feed had delivered before the
-    run.  earlier: the history before the run, with that of a loaded state.
+    run.  earlier: the history before the run, with that of a loaded state.  batch_size: of its
+    batches.
     """
 
     first_sample: int
     batches: int
     earlier: History
+    batch_size: int
 
 
 Snapshot: TypeAlias = tuple[int, OpenRun]
@@ -42,13 +44,15 @@ class Cursor:
     at first.  restored: whether the last move was a loaded state, and no batch was delivered since.
     """
 
-    __slots__ = ("_position", "_stride", "current", "generation", "repositioned", "restored")
+    __slots__ = ("_world_size", "current", "generation", "repositioned", "restored")
 
     def __init__(self, position: Position) -> None:
-        """position: where the feed begins; its batch size and ranks apply to all batches."""
-        self._position = position
-        self._stride = position.stride
-        self.current = position.first_sample, OpenRun(position.first_sample, 0, History())
+        """position: where the feed begins, and the batch size there; its ranks apply to all
+        batches.
+        """
+        self._world_size = position.world_size
+        first = position.first_sample
+        self.current = first, OpenRun(first, 0, History(), position.batch_size)
         self.generation = 0
         self.repositioned = True
         self.restored = False
@@ -68,8 +72,9 @@ class Cursor:
         sample, run = snapshot
         if sample == run.first_sample:
             return sample, run.batches, run.earlier
-        batches = run.batches + (sample - run.first_sample) // self._stride
-        return sample, batches, self._extended(run.earlier, run.first_sample, sample)
+        batches = run.batches + (sample - run.first_sample) // (run.batch_size * self._world_size)
+        history = self._extended(run.earlier, run.first_sample, sample, run.batch_size)
+        return sample, batches, history
 
     def before(self, sample: int) -> Snapshot:
         """Return the value that `current` would have with another next sample, after the same
@@ -78,7 +83,7 @@ class Cursor:
         if sample == self.sample:
             return self.current
         _, batches, history = self.now
-        return sample, OpenRun(sample, batches, history)
+        return sample, OpenRun(sample, batches, history, self.current[1].batch_size)
 
     def seek(self, sample: int, history: History | None = None) -> None:
         """Move to a sample.  history: of a loaded state; None keeps the current one."""
@@ -111,25 +116,31 @@ class Cursor:
         `current` changes.  history: as for `seek`.
         """
         _, batches, before = self.now
-        self.current = sample, OpenRun(sample, batches, before if history is None else history)
+        known = before if history is None else history
+        self.current = sample, OpenRun(sample, batches, known, self.current[1].batch_size)
 
-    def after(self, first_sample: int, end_sample: int, next_sample: int) -> Snapshot:
+    def after(
+        self, first_sample: int, end_sample: int, next_sample: int, batch_size: int | None = None
+    ) -> Snapshot:
         """Return the value of `current` behind a batch.
 
         first_sample, end_sample: of its rows on all ranks, without padding.  next_sample: the
-        position of the feed after it.
+        position of the feed after it.  batch_size: its rows on each rank, padding included; None is
+        that of the batch before.
         """
         sample, run = self.current
+        batch_size = batch_size or run.batch_size
         # A run ends with a partial batch.
-        whole = end_sample == next_sample == first_sample + self._stride
-        if not (whole and sample == first_sample and sample != run.first_sample):
+        whole = end_sample == next_sample == first_sample + batch_size * self._world_size
+        goes_on = sample == first_sample != run.first_sample and batch_size == run.batch_size
+        if not (whole and goes_on):
             _, batches, before = self.now
-            after = self._extended(before, first_sample, end_sample)
+            after = self._extended(before, first_sample, end_sample, batch_size)
             _log_first_drop(before, after)
             run = (
-                OpenRun(first_sample, batches, before)
+                OpenRun(first_sample, batches, before, batch_size)
                 if whole
-                else OpenRun(next_sample, batches + 1, after)
+                else OpenRun(next_sample, batches + 1, after, batch_size)
             )
         return next_sample, run
 
@@ -147,9 +158,10 @@ class Cursor:
             self.generation += 1
         self.current = after
 
-    def _extended(self, before: History, first_sample: int, end_sample: int) -> History:
-        position = self._position
-        return before.extended(first_sample, end_sample, position.batch_size, position.world_size)
+    def _extended(
+        self, before: History, first_sample: int, end_sample: int, batch_size: int
+    ) -> History:
+        return before.extended(first_sample, end_sample, batch_size, self._world_size)
 
 
 def _log_first_drop(before: History, now: History) -> None:

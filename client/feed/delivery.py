@@ -21,8 +21,8 @@ from tokenfeed.wire.request import Request, RowsRequest, SampleList
 from tokenfeed.wire.row_block import RowBlock
 
 from ..device.host_transfer import Pair, Transfer
-from ..device.numpy_batch import HostPart, Note
-from ..device.target_mask import TargetWatch
+from ..device.numpy_batch import BatchAttributes, HostPart, Note
+from ..device.target_mask import IGNORED_TARGET, TargetWatch
 from ..runtime.counters import Counters
 from ..source.check import row_documents_max
 from ..source.datasets import Datasets
@@ -100,8 +100,9 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     @property
     def _shape(self) -> tuple[int, int]:
-        """Of x and y: (batch_size, context_length)."""
-        return self._request.position.batch_size, self._stream.stream.context_length
+        """Of x and y of the next batch: (batch_size, context_length)."""
+        stream = self._settled()
+        return stream.request.position.batch_size, stream.context_length
 
     @property
     def _request(self) -> Request:
@@ -114,6 +115,16 @@ class Delivery(ABC, Generic[Array, Rich]):
     @property
     def _cursor(self) -> Cursor:
         return self._stream.cursor
+
+    def _settled(self) -> FeedStream:
+        """Return what is read at the position: behind the last row of a context length, that of the
+        next one.
+        """
+        stream = self._stream
+        settled = stream.declared().settled()
+        if settled is not stream:
+            self._install(settled)
+        return settled
 
     def _next(self, item: Callable[..., Item], out: Pair[Array] | None = None) -> Item | None:
         """Deliver the next batch, in out if given; None at the end.
@@ -152,7 +163,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         it; None at the end.
         """
         # Another thread or a signal handler may close this feed meanwhile, or move it.
-        stream = self._stream
+        stream = self._settled()
         cursor = stream.cursor
         generation = cursor.generation
         reader, before = self._reader, cursor.current
@@ -163,7 +174,7 @@ class Delivery(ABC, Generic[Array, Rich]):
             if self._datasets.closed:
                 return None
             try:
-                batches_left = max(0, self._end() - sample) // self._request.position.stride
+                batches_left = stream.batches_to(self._end())
             except TokenfeedError:
                 if self._datasets.closed:  # meanwhile
                     return None
@@ -181,7 +192,13 @@ class Delivery(ABC, Generic[Array, Rich]):
             return self._read(out)
         if batch is None:
             return None
-        return batch, reader, stream, before, cursor.after(sample, reader.sample, reader.sample)
+        position = stream.request.position
+        own_rows = stream.own_rows(sample)
+        if own_rows < position.batch_size:
+            y: Any = batch[1]
+            y[own_rows:] = IGNORED_TARGET
+        end = min(reader.sample, stream.length_end)
+        return batch, reader, stream, before, cursor.after(sample, end, end, position.batch_size)
 
     def _end(self) -> int:
         """Return the sample where the feed ends; 2^63 if it does not. May wait for the datasets."""
@@ -214,7 +231,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         """
         rows = cache(partial(stream.rows_at, before[0]))
         assert reader.noted is not None
-        return self._rich_batch(
+        found = self._rich_batch(
             *self._plain(batch, reader, stream, before, after),
             reader.noted,
             samples=lambda: rows().samples,
@@ -222,6 +239,10 @@ class Delivery(ABC, Generic[Array, Rich]):
             state_before=partial(_state_at, weakref.ref(self), stream, before),
             state_after=partial(_state_at, weakref.ref(self), stream, after),
         )
+        own_rows = stream.own_rows(before[0])
+        if own_rows < stream.request.position.batch_size and isinstance(found, BatchAttributes):
+            found.own_rows = own_rows
+        return found
 
     def _listed(self, samples: npt.NDArray[np.int64]) -> tuple[Pair[Array], HostPart | None]:
         """Read rows by their samples, which moves nothing: x and y, [n, T], and their HostPart if

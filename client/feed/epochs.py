@@ -88,11 +88,19 @@ class EpochPlan:
 
 
 def planned_epoch(
-    windows: int, position: Position, epoch: int, tail: Tail, stage: Stage
+    windows: int,
+    position: Position,
+    epoch: int,
+    tail: Tail,
+    stage: Stage,
+    length_end: int = SAMPLE_END,
 ) -> EpochPlan:
-    """Plan the batches of an epoch; the arguments are those of EpochPlan.
+    """Plan the batches of an epoch.
 
-    Raises: SamplesExhausted unless a whole batch of all ranks behind the epoch stays below 2^63.
+    length_end: the first sample at another context length.  The others are those of EpochPlan.
+    Raises: SamplesExhausted unless a whole batch of all ranks behind the epoch stays below 2^63;
+    InvalidRequest if the epoch, with a batch behind it for tail="wrap", reaches another context
+    length.
     """
     found = EpochPlan(windows, position, epoch, tail, stage)
     if found.end_sample > SAMPLE_END - position.stride:
@@ -102,6 +110,11 @@ def planned_epoch(
             f"{epoch} is not in [0, {last}]: an epoch has {windows} samples, and samples have to "
             "stay below 2^63",
         )
+    reached = found.end_sample + (position.stride if tail == "wrap" else 0)
+    if reached > length_end:
+        problem = f"{epoch} reaches sample {length_end}, from which on the context length is"
+        cure = "iterate the feed itself up to there, and read later epochs behind it"
+        raise InvalidRequest("epoch", f"{problem} another one; {cure}")
     return found
 
 
@@ -209,6 +222,7 @@ class Epoch(Generic[Array, Rich]):
                     )
                 first_sample = reader.sample
                 if not self._is_current(reader):
+                    self._make_plan()  # the context length may change within this epoch now
                     reader.close()
                     reader = self._open_reader(first_sample, batch_count - index)
                 before = cursor.before(first_sample)
@@ -223,6 +237,7 @@ class Epoch(Generic[Array, Rich]):
                     first_sample,
                     plan.batch_end_sample(first_sample),
                     plan.end_sample if is_last else reader.sample,
+                    plan.position.batch_size,
                 )
                 delivered = item(batch, reader, before, after)
                 if plan.tail == "pad" and isinstance(delivered, BatchAttributes):

@@ -22,8 +22,8 @@ from ..source.file_target import is_local_target
 from ..source.open_source import open_source
 from ..transport.addresses import Targets
 from .delivery import Delivery
-from .epochs import TAILS, Tail, planned_epoch
-from .feed_stream import Change, asked_stream
+from .epochs import TAILS, EpochPlan, Tail, planned_epoch
+from .feed_stream import Change, FeedStream, asked_stream
 from .named import named_runs
 from .options import FeedOptions
 from .resume import resumed
@@ -50,7 +50,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         self,
         target: Targets,
         batch_size: int,
-        context_length: int,
+        context_length: int | Mapping[int | str, int],
         options: FeedOptions,
         *,
         rich_batch: Callable[..., Rich],
@@ -157,6 +157,42 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             _LOG.info("mixture changes sample=%d weights=%s", begin, dict(weights))
         return begin
 
+    def change_context_length(
+        self, context_length: int, at_sample: int | None = None, *, batch_size: int | None = None
+    ) -> int:
+        """Change the context length from a sample on: to train the end of a run on longer rows.
+
+            feed.change_context_length(32_768, at_sample=feed.position.samples + 100_000)
+
+        In the order "blocks" the feed goes on with the next group of blocks, or behind the last
+        one with the next epoch, so that no target of a whole block is left out or comes twice; in
+        "random" at once. Every other order of windows can change only between two epochs.
+        Prefetched rows are read again. A batch has rows of one length: the last one before the
+        change is filled up with rows whose y is -100 throughout, which have no sample. From then on
+        x and y have another shape.
+        The state has the change: a feed with the same arguments that loads the state has it too,
+        and so has one of the new context length, once it is in force. To ask for the same change
+        again changes nothing; another one that would begin at the same sample replaces it.
+        context_length: T of the rows from there on.  at_sample: as for `change_mixture`, counted in
+        rows; by default as soon as possible.  batch_size: rows per rank from there on. By default
+        batches keep their tokens. It is not in the state.
+        Returns: the sample from which on rows have this context length: the first end of a group
+        at or above at_sample, or an earlier sample if they have it already.
+        Raises: InvalidRequest if this is a mixture or has num_batches, the feed is closed, an
+        argument is not valid, batches of as many tokens have no whole rows, at_sample is within an
+        epoch of another order, or its rows are pieces of documents; else as for `change_mixture`.
+        """
+        stream = self._stream.declared()
+        changed, begin = self._change(
+            "context_length",
+            lambda: stream.resized(context_length, at_sample, batch_size),
+            at_sample,
+        )
+        if changed is not stream:
+            message = "context length changes sample=%d context_length=%d"
+            _LOG.info(message, begin, context_length)
+        return begin
+
     def redact(
         self, list_hash: str, at_sample: int | None = None, dataset: str | None = None
     ) -> int:
@@ -179,7 +215,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Unreachable if a rank does not call this within 480 s, or the ranks cannot be compared; as
         for iterating.
         """
-        stream = self._stream
+        stream = self._stream.declared()
         changed, begin = self._change(
             "redactions", lambda: stream.redacted(list_hash, at_sample, dataset, self), at_sample
         )
@@ -209,7 +245,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """Show the shape, order and ranks, and the sample that comes next."""
         stream, position = self._stream, self._request.position
         return (
-            f"<{type(self).__name__} {position.batch_size} x {stream.stream.context_length} "
+            f"<{type(self).__name__} {position.batch_size} x {stream.context_length} "
             f"{stream.order_name}, rank {position.rank} of {position.world_size}, "
             f"at sample {self._cursor.sample}>"
         )
@@ -240,15 +276,16 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         batch size and number of ranks. If nothing was read yet, this waits for the description of
         the corpus.
         before: a batch that the weights have not learned yet, as of a step that was interrupted; of
-        several, the first. The state is then that before this batch. Pass it as it came, one of the
-        last 1,024 of this feed: (x, y), x, a dict that holds x, or a batch of `batches`.
-        Raises: InvalidRequest if before is none of them; TokenfeedError if the corpus cannot be
+        several, the first. The state is then that before this batch. Pass the object that this feed
+        has delivered, not a copy: (x, y), x, a dict that holds x, or a batch of `batches`. A feed
+        knows its last 1,024 batches.
+        Raises: InvalidRequest if before is none of these; TokenfeedError if the corpus cannot be
         described.
         """
         if before is not None:
             return self._state_before(before)
         require_no_lightning()
-        stream = self._stream
+        stream = self._stream.declared()
         return stream.state_at(stream.cursor.current)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
@@ -270,9 +307,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         weights in force there. Else the state is refused, or with "mixture" in allow the weights of
         this feed begin at the first end of a block from the saved sample on. Later stages may
         differ. Datasets that a change has brought are asked for.
-        Redactions of the state stay. If this feed has a redaction from before the saved sample that
-        the state does not have from the same sample on, the state is refused; with "redactions" in
-        allow, that redaction is in force from the saved sample on, or as the state says. If the
+        Redactions of the state stay. The state is refused if this feed has a redaction that begins
+        before the saved sample, and the state lacks it or begins it elsewhere; with "redactions" in
+        allow, it is in force from the saved sample on, or as the state says. If the
         state has a redaction of a corpus that this feed does not read, the state is refused; with
         "redactions" in allow, that redaction is dropped.
         Raises: StreamMismatch, naming what differs, also if ranks load different states;
@@ -312,15 +349,16 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stages.
         Raises: TokenfeedError if the corpora have to be described first, and cannot be.
         """
-        history = self._stream.told(self._cursor.now[2])
-        return named_runs(self._stream.known(), history) if history.runs else []
+        stream = self._stream.declared()
+        history = stream.told(self._cursor.now[2])
+        return named_runs(stream.known(), history) if history.runs else []
 
     @property
     def position(self) -> FeedPosition:
         """The next sample, and its epoch. If the order has epochs, this waits until the dataset is
         described.  Raises: TokenfeedError if it cannot be described.
         """
-        return self._stream.position_of(self._cursor.sample)
+        return self._stream.declared().position_of(self._cursor.sample)
 
     @property
     def token_count(self) -> int:
@@ -331,8 +369,15 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     @property
     def batch_size(self) -> int:
-        """Rows in a batch of this rank."""
-        return self._request.position.batch_size
+        """Rows in the next batch of this rank. Another one may follow a change of the context
+        length.
+        """
+        return self._stream.declared().settled().request.position.batch_size
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of x in a row of the next batch."""
+        return self._stream.declared().settled().context_length
 
     @property
     def batches_left(self) -> int | None:
@@ -364,7 +409,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             None if reader is None or stream.datasets.closed else reader.rows,
             stream.request.position.batch_size,
             batches=batches,
-            tokens=batches * stream.request.position.batch_size * stream.stream.context_length,
+            tokens=stream.tokens_of(batches),
             samples=sample,
             epoch=stream.position_of(sample).epoch if batches else None,
             sources=stream.source_stats(history, has_read=batches > 0),
@@ -396,13 +441,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         arguments.one_of("tail", tail, TAILS)
         return self._epoch(
             lambda: self._cursor,
-            lambda: planned_epoch(
-                self._stream.require_windows(),
-                self._request.position,
-                epoch,
-                tail,
-                self._stream.stage,
-            ),
+            lambda: _planned_epoch(self._settled(), epoch, tail),
             self._open,
             self._carry_more,
             lambda batch, reader, *of: self._plain(batch, reader, self._stream, *of),
@@ -428,6 +467,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """
         self._stream.require_epochs()
         target, context_length, given = self._given
+        if isinstance(context_length, Mapping):
+            problem = "has several values, but rows by their index have one; pass one"
+            raise InvalidRequest("context_length", problem)
         fresh = dict.fromkeys(("group", "start_sample", "num_batches", "redactions"))
         own = {**given, **fresh, "start_step": 0, "rank": 0, "world_size": 1}
         if "device" in own:
@@ -477,6 +519,12 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             changed.close_unless(self._stream)  # which may be the changed one
             raise
         return changed, begin
+
+
+def _planned_epoch(stream: FeedStream, epoch: int, tail: Tail) -> EpochPlan:
+    """Plan the batches of an epoch at the present context length."""
+    position, end = stream.request.position, stream.length_end
+    return planned_epoch(stream.require_windows(), position, epoch, tail, stream.stage, end)
 
 
 def _redacted_feed(

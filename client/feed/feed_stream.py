@@ -8,9 +8,10 @@ over documents puts into rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,9 +21,9 @@ from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.plan import no_documents_fit
-from tokenfeed.stream.position import SAMPLE_END, Position, require_range
-from tokenfeed.stream.schedule import first_exhausted
-from tokenfeed.stream.stage import MIXTURE, Redaction, Source, Stage
+from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, Position, require_range
+from tokenfeed.stream.schedule import first_exhausted, planned_stage, resized_stage
+from tokenfeed.stream.stage import CHANGED, MIXTURE, Redaction, Share, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 
@@ -32,11 +33,19 @@ from ..source.check import corpora_of, no_rows
 from ..source.datasets import Datasets
 from ..source.plane_selection import PlaneSelection, plane_name
 from ..transport.addresses import Targets
-from .changes import require_ahead, require_same_corpus, with_redaction, with_weights
+from .changes import (
+    require_ahead,
+    require_same_corpus,
+    with_change,
+    with_redaction,
+    with_weights,
+)
 from .cursor import Cursor, Snapshot
 from .history import History
+from .lengths import asked_at, is_past, read_lengths
 from .mixture.recipe import (
     Definition,
+    Length,
     Mixture,
     checked_weights,
     group_blocks,
@@ -57,8 +66,8 @@ _LOG = logging.getLogger("tokenfeed.client")
 class Rows(NamedTuple):
     """Which samples the rows of a batch are.
 
-    samples: int64[B], sample indices.  sources: int16[B], numbers of their sources. B is the batch
-    size.
+    samples: int64[B], sample indices; -1 for rows that fill up the last batch of a context length.
+    sources: int16[B], numbers of their sources. B is the batch size.
     """
 
     samples: npt.NDArray[np.int64]
@@ -78,12 +87,16 @@ class FeedStream:
 
     request: the request of the first batch, over the whole stream: all stages that are kept, those
     that were read included. `request_at` derives all other requests.  rest: the part of the stream
-    from the position on. For a mixture it also has the sources that are not read any more, to count
-    their rows. While the corpora of earlier sources are unknown, it is the whole stream.
+    from the position on, up to another context length. For a mixture it also has the sources that
+    are not read any more, to count their rows. While the corpora of earlier sources are unknown, it
+    is the whole stream.
     datasets: those of the sources of `rest`.  cursor: the position.  open_datasets: returns the
     datasets of another request.  masks: kinds of planes that mask targets where a dataset has them.
     definition: what the user asked for, with redactions since then; a loaded state does not change
-    it.
+    it.  batch_sizes: rows of a batch of this rank at the context lengths for which the user said
+    it, the first one first.  pending: declared context lengths that the stream may lack, until
+    `declared`.  counted: batches, and their tokens of x, that this feed had delivered when its
+    batches got the present shape.
     """
 
     request: Request
@@ -93,6 +106,9 @@ class FeedStream:
     open_datasets: OpenDatasets
     masks: tuple[int, ...]
     definition: Definition
+    batch_sizes: Mapping[int, int]
+    pending: tuple[Length, ...] = ()
+    counted: tuple[int, int] = (0, 0)
     _memo: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
@@ -154,6 +170,7 @@ class FeedStream:
         position = replace(self.request.position, first_sample=sample)
         samples = position.samples(0, position.batch_size)
         numbers, _ = locate_all(self.stream, samples)
+        samples[samples >= self.length_end] = -1
         return Rows(samples, numbers.astype(np.int16))
 
     def request_at(self, sample: int, num_batches: int) -> Request:
@@ -166,10 +183,105 @@ class FeedStream:
         return replace(self.request, stream=self.rest, position=position, num_batches=num_batches)
 
     def compared(self) -> str:
-        """Return what ranks compare: a hash of the known stream and of the planes that mask
-        targets.  Raises: TokenfeedError.
+        """Return what ranks compare: a hash of the known stream, of the planes that mask targets,
+        and of the batch sizes.  Raises: TokenfeedError.
         """
-        return compared(self.known(), sorted(self.planes().items()))
+        planes, sizes = sorted(self.planes().items()), sorted(self.batch_sizes.items())
+        return compared(self.known(), planes, sizes)
+
+    # --- the shape of batches ---
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of x in a row that is read now."""
+        return self.rest.stages[self.rest.place_of(self.cursor.sample)].context_length
+
+    @property
+    def length_end(self) -> int:
+        """The first sample at another context length than that which is read now; 2^63 if there is
+        none.
+        """
+        behind = self.rest.stages[-1].index + 1 - self.stream.stages[0].index
+        stages = self.stream.stages
+        return stages[behind].first_sample if behind < len(stages) else SAMPLE_END
+
+    def own_rows(self, sample: int) -> int:
+        """Return how many rows of a batch of this rank have a sample, from row 0 on; the others
+        fill up the last batch before another context length.  sample: of row 0 of rank 0.
+        """
+        position = self.request.position
+        return min(
+            max(0, self.length_end - sample - position.rank * position.batch_size),
+            position.batch_size,
+        )
+
+    def batches_to(self, end_sample: int) -> int:
+        """Return how many batches of one shape come next: whole ones up to a sample, and one that
+        is filled up where the context length changes before it.
+        """
+        left, stride = self.cursor.sample, self.request.position.stride
+        if self.length_end <= end_sample:
+            return -(-(self.length_end - left) // stride)
+        return max(0, end_sample - left) // stride
+
+    def tokens_of(self, batches: int) -> int:
+        """Return the tokens of x in batches of this rank.  batches: that this feed has delivered,
+        at least up to the present shape.
+        """
+        before, tokens = self.counted
+        return tokens + (batches - before) * self.request.position.batch_size * self.context_length
+
+    def settled(self) -> FeedStream:
+        """Return what is read at the position: this, until all rows of its context length have been
+        delivered or skipped. Both have the same cursor.
+        """
+        sample = self.cursor.sample
+        if sample < self.length_end:
+            return self
+        rest = _rest_of(self.stream, sample, self.definition)
+        found = replace(self, rest=rest, counted=self._counted_now())._shaped(sample)
+        found._memo.update(self._memo)
+        return found
+
+    def declared(self) -> FeedStream:
+        """Return what is read with the context lengths that the user declared, where they begin. Of
+        those that are asked for before all that was delivered, the last one begins as soon as
+        possible, unless the stream has had it. Waits for the datasets if there are such.
+
+        Raises: InvalidRequest if one cannot begin there; TokenfeedError.
+        """
+        if not self.pending or self.datasets.closed:
+            return self
+        _, _, history = self.cursor.now
+        ahead, found = history.end_sample, replace(self, pending=())
+        for n, each in enumerate(self.pending):
+            asked, length = asked_at(each, found.stream), each.context_length
+            is_known = any(
+                (stage.asked, stage.context_length) == (asked, length)
+                for stage in found.stream.stages
+            )
+            is_over = any(is_past(one, found.stream, ahead) for one in self.pending[n + 1 : n + 2])
+            if is_known or is_over:
+                continue
+            try:
+                found, begin = found._with_length(length, max(asked, ahead), ahead, or_later=True)
+            except InvalidRequest as error:
+                problem = f"{length} from sample {asked} on: {error}"
+                raise InvalidRequest("context_length", problem) from None
+            message = "context length changes sample=%d context_length=%d asked=%d"
+            _LOG.info(message, begin, length, asked)
+        return found
+
+    def _shaped(self, sample: int) -> FeedStream:
+        """Return this with batches of the shape that they have at a sample."""
+        stages = self.stream.stages[: self.stream.place_of(sample) + 1]
+        size = batch_size_of([stage.context_length for stage in stages], self.batch_sizes)
+        position = replace(self.request.position, batch_size=size)
+        return replace(self, request=replace(self.request, position=position))
+
+    def _counted_now(self) -> tuple[int, int]:
+        _, batches, _ = self.cursor.now
+        return batches, self.tokens_of(batches)
 
     @property
     def order_name(self) -> str:
@@ -205,7 +317,8 @@ class FeedStream:
         mixture; waits until it is described.  Raises: TokenfeedError.
         """
         place = self.rest.numbers.index(self._source.number)
-        return self.datasets.rows_of(self._source.order.NAME, place=place)
+        length = self.stage.context_length
+        return self.datasets.rows_of(self._source.order.NAME, length, place=place)
 
     def require_windows(self) -> int:
         """Return the rows per epoch, at least 1; waits like `rows_per_epoch`.
@@ -218,7 +331,7 @@ class FeedStream:
             if self._source.reads_documents:
                 raise no_documents_fit(self.stream, self._source)
             dataset = self.datasets.await_described()[0]
-            raise no_rows(dataset, self._source.order, self.stream.context_length)
+            raise no_rows(dataset, self._source.order, self.stage.context_length)
         return windows
 
     @property
@@ -306,6 +419,83 @@ class FeedStream:
             return self, begin
         return self.with_stream(own.with_stages(stages), owner=owner), begin
 
+    def resized(self, context_length: int, at_sample: int | None, batch_size: int | None) -> Change:
+        """Return the stream with another context length from a sample on, and the sample from which
+        on it is in force; this stream itself if nothing changes.
+
+        context_length, at_sample, batch_size: as a user passed them; at_sample=None is as soon as
+        possible.
+        Raises: InvalidRequest if an argument is not valid, the feed is closed, or the context
+        length cannot change there; TokenfeedError if rows cannot be counted.
+        """
+        at, ahead = self._asked(at_sample)
+        length = integer("context_length", context_length)
+        if self.definition.is_mixture:
+            problem = "of a mixture cannot change during a run: its sources are not between two"
+            raise InvalidRequest("context_length", f"{problem} groups at the same sample")
+        if self.request.num_batches is not None:
+            problem = "counts batches of one shape; omit it, and end the loop by its steps"
+            raise InvalidRequest("num_batches", problem)
+        sizes = dict(self.batch_sizes)
+        if batch_size is not None:
+            size = integer("batch_size", batch_size)
+            require_range("batch_size", size, 1, BATCH_SIZE_MAX + 1)
+            if sizes.setdefault(length, size) != size:
+                problem = f"{size} is not {sizes[length]}, which it is at context_length {length}"
+                raise InvalidRequest("batch_size", f"{problem} in this run already")
+        sized = self if sizes == self.batch_sizes else replace(self, batch_sizes=sizes)
+        return sized._with_length(length, at, ahead, or_later=at_sample is None)
+
+    def _with_length(self, length: int, at_sample: int, ahead: int, *, or_later: bool) -> Change:
+        """Return this with a context length from a sample on, and where that begins, as of
+        `with_change`.
+        """
+        self.require_rows(length)
+        new = planned_stage(length, at_sample, {self._source.number: 1}, CHANGED)
+        stages, begin = with_change(
+            self.stream.stages, new, ahead, "context_length", self.place, or_later=or_later
+        )
+        lengths = [stage.context_length for stage in stages]
+        for place in range(len(stages)):
+            batch_size_of(lengths[: place + 1], self.batch_sizes)
+        return self.with_stream(self.stream.with_stages(stages), owner=None), begin
+
+    def require_rows(self, context_length: int) -> None:
+        """Raise InvalidRequest unless the source that is read has rows at a context length;
+        TokenfeedError.
+        """
+        source = self._source
+        # Its own checks.
+        Stream.of_dataset(
+            "",
+            source.order,
+            0,
+            context_length,
+            source.long_documents,
+            group_blocks=source.group_blocks,
+        )
+        if not source.reads_documents and not self.rows_at_length(context_length):
+            dataset = self.datasets.await_described()[self.rest.numbers.index(source.number)]
+            raise no_rows(dataset, source.order, context_length)
+
+    def rows_at_length(self, context_length: int) -> int:
+        """Return the rows per epoch of the source that is read, at another context length; waits
+        like `rows_per_epoch`.
+        """
+        source = self._source
+        place = self.rest.numbers.index(source.number)
+        return self.datasets.rows_of(source.order.NAME, context_length, place=place)
+
+    def place(self, last: Stage, planned: Stage) -> Stage:
+        """Return a planned stage of another context length where it begins, as for `scheduled`."""
+        if planned.context_length != last.context_length:
+            asked, origin = planned.asked, planned.origin
+            length, source = planned.context_length, self._source
+            return resized_stage(last, asked, length, source, self.rows_at_length, origin)
+        ((number, weight, base),) = last.active
+        share = Share(number, weight, base + planned.asked - last.first_sample)
+        return replace(planned, index=last.index + 1, first_sample=planned.asked, shares=(share,))
+
     def redacted(
         self, list_hash: str, at_sample: int | None, dataset: str | None, owner: object
     ) -> Change:
@@ -364,8 +554,18 @@ class FeedStream:
         elif not {*rest.redactions} <= {*self.rest.redactions}:
             datasets.require_redactions(rest.redactions)
         request = replace(self.request, stream=stream)
-        found = replace(self, request=request, rest=rest, cursor=cursor, datasets=datasets)
+        found = replace(
+            self,
+            request=request,
+            rest=rest,
+            datasets=datasets,
+            cursor=cursor,
+            counted=self._counted_now(),
+            pending=self.pending if at is None else self.definition.lengths,
+        )
         try:
+            found = found._shaped(cursor.sample)
+            request = found.request
             if datasets is not self.datasets:
                 _require_same_planes(self, found)
             if len(stream.stages) > 1:
@@ -408,7 +608,7 @@ class FeedStream:
 def asked_stream(
     target: Targets,
     batch_size: int,
-    context_length: int,
+    context_length: int | Mapping[int | str, int],
     options: FeedOptions,
     open_datasets: Callable[..., Datasets],
 ) -> tuple[FeedStream, PlaneSelection, RankAgreement | None]:
@@ -421,8 +621,11 @@ def asked_stream(
     Raises: as for RemoteBatches.
     """
     batch_size = integer("batch_size", batch_size)
-    context_length = integer("context_length", context_length)
-    definition = _definition(context_length, options)
+    length, lengths = read_lengths(context_length)
+    definition = _definition(length, options)
+    if lengths:
+        definition = replace(definition, lengths=lengths)
+        _require_changeable(definition, batch_size, options)
     ranks = data_parallel(options["rank"], options["world_size"], options["group"])
     request = Request(
         definition.stream,
@@ -452,8 +655,59 @@ def asked_stream(
     )
     cursor = Cursor(request.position)
     stream = request.stream
-    found = FeedStream(request, stream, datasets, cursor, open_own, planes.masking, definition)
+    found = FeedStream(
+        request,
+        stream,
+        datasets,
+        cursor,
+        open_own,
+        planes.masking,
+        definition,
+        {length: batch_size},
+        lengths,
+    )
     return found, planes, agreement
+
+
+def _require_changeable(definition: Definition, batch_size: int, options: FeedOptions) -> None:
+    """Raise InvalidRequest unless the arguments of a feed allow several context lengths.
+
+    batch_size: at first.
+    """
+    length, lengths = definition.stream.context_length, definition.lengths
+    if definition.is_mixture:
+        problem = "has several values, but a mixture has one; pass one"
+        raise InvalidRequest("context_length", problem)
+    if definition.stream.reads_documents:
+        order = definition.stream.sources[0].order.NAME
+        problem = f"has several values, but rows of {order} are other pieces at each; pass one"
+        raise InvalidRequest("context_length", problem)
+    if options["num_batches"] is not None:
+        problem = "counts batches of one shape; omit it, and end the loop by its steps"
+        raise InvalidRequest("num_batches", problem)
+    step, first = options["start_step"], asked_at(lengths[0], definition.stream)
+    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
+    if step * batch_size * ranks.world_size > first:
+        problem = f"{step} is behind sample {first}, from which on a step may be other samples"
+        raise InvalidRequest("start_step", f"{problem}; pass start_sample=, or load a state")
+    for n in range(len(lengths)):
+        known = [length, *(each.context_length for each in lengths[: n + 1])]
+        batch_size_of(known, {length: batch_size})
+
+
+def batch_size_of(lengths: Sequence[int], sizes: Mapping[int, int]) -> int:
+    """Return the rows of a batch of a rank at the last of some context lengths: those that the user
+    said, or as many as have the tokens of the batches before.
+
+    lengths: of the stages up to there.  sizes: what the user said, by context length; at least one.
+    Raises: InvalidRequest if these tokens are no whole rows.
+    """
+    known = next((length for length in reversed(lengths) if length in sizes), next(iter(sizes)))
+    found, rest = divmod(sizes[known] * known, lengths[-1])
+    if rest or not found:
+        problem = f"{sizes[known]} rows of {known} tokens are no whole rows of {lengths[-1]}"
+        raise InvalidRequest("batch_size", f"{problem}; pass a batch_size for this length")
+    return found
 
 
 def _definition(context_length: int, options: FeedOptions) -> Definition:
@@ -501,6 +755,9 @@ def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:
     not known.
     """
     rest = stream.rest(sample)
+    length = rest.stages[0].context_length
+    same = takewhile(lambda stage: stage.context_length == length, rest.stages)
+    rest = rest.with_stages(same).rest(sample)
     names = {each.dataset for each in definition.stream.sources} if definition.is_mixture else set()
     numbers = set(rest.numbers)
     # Of several sources of one dataset, the last one is read from now on.

@@ -10,11 +10,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.schedule import next_stage, scheduled
+from tokenfeed.stream.schedule import next_stage, resized_stage, scheduled
 from tokenfeed.stream.stage import (
     CHANGED,
     FACTS,
@@ -82,6 +83,8 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     found = own.with_stream(stream, owner=owner, at=(plan.sample, state.history))
     try:
         found.known()
+        if not is_mixture and found.context_length != own.context_length:
+            found.require_windows()  # counted now: statistics do not wait for them
         messages += _other_planes(state, found, allow)
     except BaseException:
         found.close_unless(own)
@@ -142,39 +145,63 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     saved, sample = state.stream, state.sample
     place = saved.place_of(sample)
     stage, source = saved.stages[place], mine.sources[0]
-    if not all(each.is_plain for each in saved.stages[place:]) or place + 1 < len(saved.stages):
-        names = ", ".join(each.dataset for each in saved.rest(sample).sources)
-        raise StreamMismatch(MIXTURE, f"the state is of a mixture of {names}; pass mixture=")
+    rest = saved.rest(sample)
+    if not rest.is_plain or len(rest.sources) > 1:
+        datasets = ", ".join(each.dataset for each in rest.sources)
+        raise StreamMismatch(MIXTURE, f"the state is of a mixture of {datasets}; pass mixture=")
     ((number, _, base),) = stage.active
     theirs = saved.sources[number]
-    differing = _differences(theirs, stage.context_length, source, mine.context_length)
-    messages = list(_allowed(differing, allow))
+    begun = saved.stages[: place + 1]
+    length = _length_of(begun, mine.context_length)
+    differing = _differences(theirs, stage.context_length, source, length)
+    messages = [*_allowed(differing, allow)]
     if not differing:
         same = replace(theirs, dataset=source.dataset)
         stream = replace(saved, sources=_with(saved.sources, same))
         return _Plan(stream, sample, {number: number}, ())
+    messages += _lengths_dropped(rest)
     begin = state.history.ahead_of(sample)
-    own_sample = base + sample - stage.first_sample
-    if own_sample and stage.context_length != mine.context_length:
-        own_sample, message = _rescaled(own, theirs, stage.context_length, own_sample, allow)
-        messages += message
-    stream, now_number = _with_source(saved, source, mine.context_length)
-    index, previous = stage.index + 1, b""
-    begun = saved.stages[: place + 1]
-    if begin == stage.first_sample:
-        index, previous, begun = stage.index, stage.previous, begun[:-1]
-    new = Stage(
-        index,
-        begin,
-        mine.context_length,
-        (Share(now_number, 1, own_sample),),
-        previous,
-        asked=begin,
-        origin=RESUMED,
-    )
-    is_same = "fingerprint" not in {name for name, _, _ in differing}
+    names = {name for name, _, _ in differing}
+    stream, now_number = _with_source(saved, source, length)
+    if names == {"context_length"} and (source.order.BLOCK_TOKENS or not source.order.HAS_EPOCHS):
+        own.require_rows(length)
+        new = resized_stage(stage, begin, length, theirs, own.rows_at_length, RESUMED)
+        messages.append(f"context length changes sample={new.first_sample} context_length={length}")
+        goes_on = sample
+    else:
+        goes_on = begin
+        own_sample = base + sample - stage.first_sample
+        if own_sample and stage.context_length != length:
+            own_sample, message = _rescaled(own, theirs, stage.context_length, own_sample, allow)
+            messages += message
+        share = Share(now_number, 1, own_sample)
+        new = Stage(stage.index + 1, begin, length, (share,), asked=begin, origin=RESUMED)
+    if new.first_sample == stage.first_sample:
+        new = replace(new, index=stage.index, previous=stage.previous)
+        begun = begun[:-1]
     stream = stream.with_stages((*begun, new))
-    return _Plan(stream, begin, {number: now_number} if is_same else {}, tuple(messages))
+    now_of = {} if "fingerprint" in names else {number: now_number}
+    return _Plan(stream, goes_on, now_of, tuple(messages))
+
+
+def _length_of(begun: Stages, own: int) -> int:
+    """Return the context length with which a feed goes on in a stage of a state: that of the state
+    if the run was changed to it while it had that of the feed; else that of the feed.
+
+    begun: the stages up to that one.  own: of the feed.
+    """
+    asked = next((each for each in reversed(begun) if not each.origin & CHANGED), begun[-1])
+    return begun[-1].context_length if asked.context_length == own else own
+
+
+def _lengths_dropped(rest: Stream) -> tuple[str, ...]:
+    """Return messages of changes of the context length that a state has ahead, and a feed drops."""
+    return tuple(
+        f"change of the context length is dropped asked={later.asked} "
+        f"context_length={later.context_length}"
+        for before, later in pairwise(rest.stages)
+        if before.context_length != later.context_length
+    )
 
 
 def _with(sources: Sequence[Source], source: Source) -> tuple[Source, ...]:
@@ -357,6 +384,12 @@ def _mixture(mine: Stream, state: State, allow: Collection[str]) -> _Plan:
     """Return the mixture that continues a state; as `_dataset`."""
     saved = renamed(state.stream, mine)
     rest = saved.rest(state.sample)
+    if messages := _lengths_dropped(rest):
+        # Of a run over one dataset: a mixture has one context length.
+        present = saved.stages[: saved.place_of(state.sample) + 1]
+        state = state._replace(stream=saved.with_stages(present))
+        plan = _mixture(mine, state, allow)
+        return plan._replace(messages=messages + plan.messages)
     is_one = rest.is_plain and len(rest.sources) == 1
     goes_on = MIXTURE in allow or {"order", "fingerprint"} <= set(allow)
     if not (is_one and saved.is_plain and not mine.stages[0].is_plain):

@@ -7,11 +7,13 @@ import re
 import reprlib
 import socket
 from dataclasses import replace
+from fractions import Fraction
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.stream.position import SAMPLE_END, Position
 from tokenfeed.wire.request import CLIENT_NAME_MAX
 
+_AMOUNT = re.compile(r"([0-9][0-9_]*)(?:\.([0-9]+))?(?:[eE]\+?([0-9]{1,2}))?")
 _BITS_MAX = 1024
 _SECONDS_MAX = 365 * 24 * 3600
 """One year: every clock and queue supports this timeout."""
@@ -37,6 +39,24 @@ def integer(name: str, value: int) -> int:
             name, f"has {number.bit_length()} bits; no number may have more than {_BITS_MAX}"
         )
     return number
+
+
+def amount(name: str, written: str, what: str) -> int:
+    """Return a whole number above 0 that is written as 1e12, 2.5e9 or 2_000_000_000.
+
+    what: is counted, for the message.  Raises: InvalidRequest.
+    """
+    match = _AMOUNT.fullmatch(written)
+    if match is None:
+        problem = f"{shown(written)} is not a number of {what}, such as 1e12 or 2_000_000_000"
+        raise InvalidRequest(name, problem)
+    whole, part, exponent = match.groups("")
+    found = Fraction(int(whole.replace("_", "") + part)) * Fraction(10) ** (
+        int(exponent or 0) - len(part)
+    )
+    if found.denominator != 1 or not found:
+        raise InvalidRequest(name, f"{written} is not a whole number above 0")
+    return found.numerator
 
 
 def optional_integer(name: str, value: int | None) -> int | None:

@@ -79,6 +79,8 @@ class Datasets(ABC):
         self._agreement = agreement
         self.planes = planes.of_pieces(request.stream)
         self._described: Descriptions | None = None
+        # Of other context lengths, for their rows: a corpus keeps them.
+        self._counted: dict[int, Descriptions] = {}
 
     @abstractmethod
     def await_described(self) -> Descriptions:
@@ -132,15 +134,18 @@ class Datasets(ABC):
 
     def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
         """Return how many rows a dataset has in an order; per epoch if the order has epochs. Waits
-        like `await_described`.
+        like `await_described`, at another context length only the first time.
 
-        order: its name.  context_length: of the rows; None is that of the stream.  place: index of
-        the source in the stream.
+        order: its name.  context_length: of the rows; None is that with which the stream began.
+        place: index of the source in the stream.
         Raises: NotFound if there is no such order; TokenfeedError.
         """
         described = self.await_described()
-        if context_length is not None:
-            described = self._describe_again(context_length, self._request.stream.redactions)
+        if context_length not in (None, self._context_length):
+            if context_length not in self._counted:
+                redactions = self._request.stream.redactions
+                self._counted[context_length] = self._describe_again(context_length, redactions)
+            described = self._counted[context_length]
         return counted_rows(described[place], order)
 
     # --- their use by one process, until they are closed or the feed is gone ---

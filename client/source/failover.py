@@ -213,7 +213,7 @@ class Failover:
             raise Unreachable(
                 str(self._replicas),
                 f"no batches for {awaited_seconds:.0f} s ({reason}). {CHECK_SERVER}",
-            )
+            ) from failures[-1]
         if time.monotonic() - self._logged >= _LOG_INTERVAL_SECONDS:
             self._logged = time.monotonic()
             _LOG.warning(

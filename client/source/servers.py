@@ -66,26 +66,29 @@ class Servers(Datasets):
         credentials: Credentials = PLAINTEXT,
         client_name: str = "",
         is_tool: bool = False,
+        authority: str | None = None,
         **required: Unpack[Requirements],
     ) -> None:
         """Remember the servers; does no I/O.
 
         targets: as for ReplicaSet.  request: its rank selects the first server, modulo their
         number, and appears in the log.  timeouts: as for Failover.  credentials: used as they are,
-        without the environment.  is_tool: whether it is a command that trains nothing.  required:
+        without the environment.  is_tool: whether it is a command that trains nothing.
+        authority: as for ReplicaSet.  required:
         without a fingerprint, that of the first server that answers is accepted.
         Raises: InvalidRequest if a target is not an address.
         """
         super().__init__(request, client_name, **required)
         self._targets = targets
         self._credentials = credentials
+        self._authority = authority
         self.hints = Hints(client_name, is_tool=is_tool)
         self._timeouts = timeouts
         self._connect()
 
     def _connect(self) -> None:
         """Create all locks and threads: none is reused after a task that did not end."""
-        self._replicas = ReplicaSet(self._targets, self._credentials)
+        self._replicas = ReplicaSet(self._targets, self._credentials, self._authority)
         self._supervise(self._replicas.close)
         # Never taken by a thread that a signal may interrupt.
         self._describe_lock = threading.Lock()

@@ -90,11 +90,17 @@ class Replica:
 class ReplicaSet:
     """All servers of a feed, in the order of the targets; those of one name ordered by address."""
 
-    def __init__(self, targets: Targets, credentials: Credentials = PLAINTEXT) -> None:
+    def __init__(
+        self,
+        targets: Targets,
+        credentials: Credentials = PLAINTEXT,
+        authority: str | None = None,
+    ) -> None:
         """Remember the targets; does no I/O.
 
         targets: one or several of "HOST:PORT", "unix:PATH", and "dns:///HOST:PORT", where each
-        address is one server.  Raises: InvalidRequest if one is not an address.
+        address is one server.  authority: the name in the certificates of all of them, where it is
+        not that of the target.  Raises: InvalidRequest if one is not an address.
         """
         addresses = each_target(targets)
         if not addresses:
@@ -103,6 +109,7 @@ class ReplicaSet:
             require_address(address)
         self._names = [TargetResolver(address) for address in addresses]
         self._credentials = credentials
+        self._authority = authority
         self._lock = threading.RLock()  # held briefly: no name is resolved under it
         self._known: dict[str, Replica] = {}
         self._stragglers_end = math.inf
@@ -132,7 +139,8 @@ class ReplicaSet:
                 address: name.authority for name in self._names for address in name.addresses
             }
             for address in authorities.keys() - self._known.keys():
-                self._known[address] = Replica(address, self._credentials, authorities[address])
+                authority = self._authority or authorities[address]
+                self._known[address] = Replica(address, self._credentials, authority)
             return [self._known[address] for address in authorities]
 
     def refresh(self) -> None:

@@ -49,12 +49,23 @@ def build_parser() -> argparse.ArgumentParser:
         "tokenizer.json --append-token '<|endoftext|>'",
     )
     add = parser.add_argument
-    add("sources", nargs="+", metavar="SOURCE", help="file, glob or folder of text")
+    add(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="file, glob or folder of text, on this machine or in an object store (s3://...)",
+    )
     add(
         "--out",
         required=True,
         metavar="DIR",
-        help="output folder; pass it to tokenfeed serve --data",
+        help="output folder; pass it to tokenfeed serve --data; s3://, gs:// and az:// too",
+    )
+    add(
+        "--work-dir",
+        metavar="DIR",
+        help="where shards are made whose --out is in an object store, with room for all of them "
+        "(default: a folder of its own in the user's cache)",
     )
     add(
         "--tokenizer",
@@ -252,7 +263,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, int, str]
     line; no manifest of a dry run, which has printed its result.  Raises: TokenfeedError.
     """
     from ..runtime.threads.executors import end_with_parent, make_executor
-    from ..storage.door import problem_of_writing
+    from ..storage.door import problem_of_writing, scheme_of
     from .options import template_of
     from .output.shuffle import BUFFER_DOCUMENTS_MAX
     from .tokenize.encoding import encode_unit
@@ -261,11 +272,15 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, int, str]
 
     if arguments.parent_pid is not None:
         end_with_parent(arguments.parent_pid)
-    if problem := problem_of_writing(arguments.out):
+    store = scheme_of(arguments.out)
+    if store in ("", "https") and (problem := problem_of_writing(arguments.out)):
         raise InvalidRequest("--out", problem)
+    if arguments.work_dir is not None and not store:
+        raise InvalidRequest("--work-dir", "is for --out in an object store; omit it")
     require_range("--shuffle-buffer", arguments.shuffle_buffer, 1, BUFFER_DOCUMENTS_MAX)
     require_range("--seed", arguments.seed, 0, 1 << 64)
-    require_range("--shard-tokens", arguments.shard_tokens, 1, 1 << 40)
+    # An object is stored by one request, of 5 GiB at most: a shard, or the index of its documents.
+    require_range("--shard-tokens", arguments.shard_tokens, 1, 1 << (29 if store else 40))
     if arguments.workers is not None:
         require_range("--workers", arguments.workers, 1, 1 << 12)
     is_chats = arguments.messages_column is not None and arguments.tokenizer != BYTES
@@ -291,9 +306,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, int, str]
 
 
 def _size_bytes(words: Sequence[str]) -> int:
-    """Return how large the sources are, about; 0 where that is an error, which is raised later."""
+    """Return how large the sources are, about; 0 where that is an error, which is raised later.
+    Sources in an object store count as large: a bucket is not looked into before workers start.
+    """
     from ..datasets.sources.paths import text_files
+    from ..storage.door import scheme_of
 
+    if any(map(scheme_of, words)):
+        return 1 << 40
     with suppress(TokenfeedError, OSError):
         return sum(map(os.path.getsize, text_files(words, ignores_others=True)[0]))
     return 0
@@ -307,6 +327,7 @@ def _run(
     executor: Encoder,
 ) -> tuple[dict[str, Any] | None, int, str]:
     from ..datasets.sources.paths import name_omissions
+    from ..storage.door import absolute, in_cache, scheme_of
     from .inputs.discovery import find_sources
     from .job import Job
     from .options import recipe_of
@@ -343,10 +364,15 @@ def _run(
     if arguments.dry_run:
         print_estimate(job, executor, progress, strict=arguments.strict)
         return None, 0, others
-    made = ingest(
-        job,
-        arguments.out,
-        executor,
+    begin = partial(ingest, job)
+    if scheme_of(arguments.out):
+        from .upload import ingest_to_store
+
+        folder = arguments.work_dir or in_cache(os.path.join(absolute(arguments.out), ""), "ingest")
+        begin = partial(ingest_to_store, job, folder=folder)
+    made = begin(
+        out=arguments.out,
+        executor=executor,
         strict=arguments.strict,
         wait=arguments.wait,
         progress=progress,

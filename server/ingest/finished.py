@@ -17,7 +17,7 @@ from ..datasets.planes.loss_masks import mask_path
 from ..datasets.sources import DatasetSource
 from ..datasets.sources.manifest import NAME as MANIFEST
 from ..datasets.sources.manifest import VERSION
-from ..storage.door import open_file
+from ..storage.door import exists, open_file, size_of
 from ..storage.formats import FormatOptions
 from ..storage.formats.document_ids import ids_path
 from .job import Checkpoint, Job
@@ -159,5 +159,5 @@ def require_whole(out: str, made: dict[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidCorpus(os.path.join(out, MANIFEST), cure) from error
     for path, size_bytes in sizes.items():
-        if not os.path.exists(path) or os.path.getsize(path) != size_bytes:
+        if not exists(path) or size_of(path) != size_bytes:
             raise InvalidCorpus(path, cure)

@@ -16,12 +16,12 @@ class Progress:
     total_bytes: of all sources.  engine: what encodes.
     """
 
-    def __init__(self, total_bytes: int, engine: str, stream: TextIO = sys.stderr) -> None:
-        """stream: a terminal, or a log."""
+    def __init__(self, total_bytes: int, engine: str, stream: TextIO | None = None) -> None:
+        """stream: a terminal, or a log; by default stderr."""
         self.total_bytes = total_bytes
         self.engine = engine
-        self._stream = stream
-        self._is_terminal = stream.isatty()
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
         self._begun = self._shown_at = time.monotonic()
         self._first: tuple[int, int] | None = None
         self._last = (0, 0)

@@ -78,7 +78,7 @@ def ingest(
     made = read_manifest(out)
     if made is None:
         raise WriteFailed(out, "was removed during the ingest; run the same command again")
-    _require_same_job(out, made.get("job"), job)
+    require_same_job(out, made.get("job"), job)
     require_whole(out, made)
     if strict:
         _require_no_problems({s["path"]: s["problems"] for s in made["sources"]})
@@ -144,7 +144,7 @@ def _begin(job: Job, out: str, work: str) -> None:
     try:
         with open(path, encoding="utf-8") as file:
             begun = json.load(file)
-        _require_same_job(out, begun, job)
+        require_same_job(out, begun, job)
         _require_same_versions(out, begun.get(_ENCODED_BY), job)
         return
     except FileNotFoundError:
@@ -154,7 +154,8 @@ def _begin(job: Job, out: str, work: str) -> None:
     write_whole(path, json.dumps({**job.facts(), _ENCODED_BY: job.encoded_by}, indent=1))
 
 
-def _require_same_job(out: str, begun: Any, job: Job) -> None:
+def require_same_job(out: str, begun: Any, job: Job) -> None:
+    """Raise InvalidCorpus unless an ingest is of the same job.  begun: the facts of its job."""
     facts = job.facts()
     if not isinstance(begun, dict):
         raise InvalidCorpus(out, "contains a damaged ingest; remove it and ingest again")

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidSource
 
+from ..storage.door import open_file, scheme_of
+
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
     """A file of text.
 
-    kind: name of the reader.  written_ns: modification time when the ingest began.
+    kind: name of the reader.  written_ns: modification time when the ingest began; of an object a
+    number that stands for its ETag or version.
     """
 
     path: str
     kind: str
     size_bytes: int
     written_ns: int
+
+    def open(self) -> BinaryIO:
+        """Open it to be read from any place on.
+
+        Raises: OSError; of an object InvalidCorpus, as its reads do.
+        """
+        if scheme_of(self.path):
+            return open_file(self.path).stream()
+        # By Python, since its name may not be UTF-8.
+        return open(self.path, "rb")
 
 
 class SourceOffset(NamedTuple):

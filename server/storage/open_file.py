@@ -88,7 +88,7 @@ class OpenFile(ABC):
 
 
 class _Stream(io.RawIOBase):
-    """The bytes of a file in order."""
+    """The bytes of a file, in order from any place on."""
 
     def __init__(self, file: OpenFile) -> None:
         self._file = file
@@ -97,8 +97,19 @@ class _Stream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size_bytes}
+        place = begins[whence] + offset
+        if place < 0:
+            raise ValueError(f"{place} is before the first byte")
+        self._place = place
+        return place
+
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        size_bytes = min(len(buffer), self._file.size_bytes - self._place)
+        size_bytes = max(0, min(len(buffer), self._file.size_bytes - self._place))
         buffer[:size_bytes] = self._file.read(self._place, size_bytes)
         self._place += size_bytes
         return size_bytes

@@ -40,7 +40,7 @@ from tests.conftest import ROOT, serving
 from tests.support.commands import run, torchrun
 from tests.support.packed_corpora import Corpus, write_corpus
 from tokenfeed.client.adapters.transformers import FeedTrainer
-from tokenfeed.client.provenance.checkpoint import read_states
+from tokenfeed.tools.provenance.checkpoint import read_states
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(400)]
 PACKED = ("packed", None)
@@ -198,6 +198,7 @@ def test_the_last_checkpoint_is_found_and_commands_read_its_state(
     assert state.state.sample == 8
 
 
+@pytest.mark.proof
 def test_ranks_have_the_loss_of_a_plain_loop_and_any_number_of_them_resumes(
     on_ranks: tuple[Path, list[list[Any]]],
     alone: tuple[Path, dict[str, Any]],
@@ -224,6 +225,7 @@ def test_ranks_have_the_loss_of_a_plain_loop_and_any_number_of_them_resumes(
     assert back["losses"] == pytest.approx(losses, rel=1e-5)
 
 
+@pytest.mark.proof
 def test_a_run_ends_on_all_ranks_with_the_last_whole_step(
     on_ranks: tuple[Path, list[list[Any]]], corpus: Corpus
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_run_ends_on_all_ranks_with_the_last_whole_step(
         assert found["rows"] == own_rows(corpus, 0, steps * 8, rank, 2)
 
 
+@pytest.mark.proof
 def test_ranks_that_would_train_on_the_same_rows_are_refused(
     on_ranks: tuple[Path, list[list[Any]]],
 ) -> None:
@@ -246,6 +249,7 @@ def test_ranks_that_would_train_on_the_same_rows_are_refused(
         assert error.startswith("rank: 2 processes read 1 different rows at once")
 
 
+@pytest.mark.proof
 def test_the_loss_of_an_evaluation_is_the_mean_over_all_targets_on_any_number_of_ranks(
     on_ranks: tuple[Path, list[list[Any]]], address: str, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -479,8 +483,9 @@ def test_an_evaluation_that_would_move_the_trained_feed_is_refused(
             train_dataset=feed,
             eval_dataset=feed.epoch(0, tail="pad"),
         )
-        with pytest.raises(InvalidRequest, match=r"^eval_dataset: is an epoch of the feed that"):
-            trainer.train()
+        for begin in (trainer.evaluate, trainer.train):
+            with pytest.raises(InvalidRequest, match=r"^eval_dataset: is an epoch of the feed"):
+                begin()
         with pytest.raises(InvalidRequest, match=r"^eval_dataset: is a feed, which is read once"):
             trainer.evaluate(feed)
         trainer.compute_metrics = len
@@ -505,6 +510,7 @@ def test_a_checkpoint_without_a_state_of_a_feed_is_refused(
         fit(address, tmp_path / "out", str(checkpoint), max_steps=4)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("example", "end"),
     [
@@ -543,6 +549,7 @@ def test_without_the_adapter_the_state_is_a_batch_ahead_if_accelerate_prepares(
     assert prepared["state"]["sample"] == 6
 
 
+@pytest.mark.proof
 def test_without_the_adapter_all_ranks_train_on_the_rows_of_rank_0(
     on_ranks: tuple[Path, list[list[Any]]], corpus: Corpus
 ) -> None:

@@ -72,6 +72,7 @@ class ScriptedServer:
     digest: bytes = b""
     datasets: int = 1
     windows_per_epoch: int = 1 << 20
+    longest_file_tokens: int = 0
     document_rows: Callable[[pb.DescribeRequest], pb.OrderRows] | None = None
     contract_revisions: Sequence[int] = (CONTRACT_REVISION,)
     clock_ahead_seconds: float | None = None
@@ -96,6 +97,7 @@ class ScriptedServer:
             token_bytes=2,
             fingerprint=self.fingerprint,
             digest=self.digest,
+            longest_file_tokens=self.longest_file_tokens,
         )
         for order in ("shuffled-1", "sequential-1"):
             dataset.rows.add(order=order, rows=self.windows_per_epoch)

@@ -20,7 +20,7 @@ from tokenfeed.server.cli.dataset_options import refused
 from tokenfeed.server.datasets.options import parse_options
 from tokenfeed.server.datasets.sources import parse_data
 from tokenfeed.server.storage.option_names import DTYPE
-from tokenfeed.server.verify import verify
+from tokenfeed.tools.verify import verify
 
 from .lab import Batch, Replica, Report, Sentinel, replicas
 from .proxy import DESCRIPTION_BYTES, FaultProxy

@@ -11,14 +11,14 @@ import numpy as np
 
 from tests.support.gathering import gather_block
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.redactions.erasing import begin
 from tokenfeed.server.datasets.redactions.list_content import ListContent
 from tokenfeed.server.datasets.redactions.list_file import read_list
 from tokenfeed.server.datasets.redactions.list_writing import locked
 from tokenfeed.server.datasets.redactions.opening import list_path
 from tokenfeed.server.datasets.redactions.ranges import TokenRanges
+from tokenfeed.tools.redact.__main__ import main
+from tokenfeed.tools.redact.erasing import begin
 
 Ranges = Sequence[tuple[int, int, int]]
 

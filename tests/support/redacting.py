@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenfeed.server.cli.redact import build_parser
-from tokenfeed.server.cli.redact import redact as redacted
+from tokenfeed.tools.redact.__main__ import build_parser
+from tokenfeed.tools.redact.__main__ import redact as redacted
 
 
 def redact(
-    paths: Sequence[Path], *ranges: tuple[int, int, int], fill: int = 0, erase: bool = False
+    paths: Sequence[Path],
+    *ranges: tuple[int, int, int],
+    fill: int = 0,
+    erase: bool = False,
+    options: Sequence[str] = (),
 ) -> str:
     """Add ranges of (file, first token, end token) to the list of a corpus, and return its hash;
-    on request replace the files that have its tokens.
+    on request replace the files that have its tokens.  options: of the dataset.
     """
     words = [f"--range={':'.join(map(str, each))}" for each in ranges]
-    words += ["--fill", str(fill), *(["--erase", "--no-delimiter"] if erase else [])]
+    words += [*options, "--fill", str(fill), *(["--erase", "--no-delimiter"] if erase else [])]
     found = redacted(build_parser().parse_args([*map(str, paths), *words]))
     return str(found.facts()["list"])

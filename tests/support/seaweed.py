@@ -30,10 +30,11 @@ _PORTS = (
 
 @dataclass(frozen=True)
 class Seaweed:
-    """A running store.  store: of obstore, for its only bucket."""
+    """A running store.  store: of obstore, for its only bucket.  process: may be stopped."""
 
     endpoint: str
     store: S3Store
+    process: subprocess.Popen[bytes]
 
     def put_folder(self, folder: Path, prefix: str) -> None:
         """Store all files of a folder, as PREFIX/NAME."""
@@ -64,7 +65,7 @@ def seaweed(folder: Path) -> Iterator[Seaweed]:
         with s3_at(endpoint):
             store = S3Store(BUCKET, client_options={"allow_http": True})
             eventually(lambda: _takes(store, process), _READY_SECONDS)
-            yield Seaweed(endpoint, store)
+            yield Seaweed(endpoint, store, process)
     finally:
         process.kill()  # it would drain for seconds
         process.wait()

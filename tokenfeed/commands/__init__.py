@@ -11,35 +11,38 @@ from .. import __version__
 
 class Command(NamedTuple):
     """module: of tokenfeed; it has `build_parser`, and is run as `__main__`.  arguments: what it is
-    given before what was typed.
+    given before what was typed.  needs: the side that has to be installed for it.
     """
 
     module: str
     purpose: str
     arguments: tuple[str, ...] = ()
+    needs: str = "server"
+
+
+def _query(name: str, purpose: str) -> Command:
+    return Command("tools.__main__", purpose, (name,), "client")
 
 
 COMMANDS = {
     "serve": Command("server.__main__", "serve token files, or text, over gRPC"),
     "ingest": Command("server.ingest.__main__", "turn text into shards of tokens"),
-    "inspect": Command("server.inspect", "show what token files are"),
-    "verify": Command("server.verify", "read all of a dataset, print its digest and store it"),
-    "redact": Command("server.cli.redact", "take documents or ranges of tokens out of a dataset"),
-    "pack": Command("server.pack", "make the rows of packed-1 or padded-1, and store them"),
-    "probe": Command("server.probe", "report by the exit code whether a server is healthy"),
-    "describe": Command("client.__main__", "show what a server serves", ("describe",)),
-    "show": Command("client.__main__", "show one batch of a server or of local files", ("show",)),
-    "plan": Command("client.__main__", "show what a mixture will do", ("plan",)),
-    "explain": Command("client.__main__", "show where the rows of a step come from", ("explain",)),
-    "find": Command("client.__main__", "show which rows hold a document", ("find",)),
-    "manifest": Command("client.__main__", "write what a run has read", ("manifest",)),
-    "doctor": Command(
-        "client.__main__", "say what keeps this machine from its servers", ("doctor",)
+    "inspect": Command("tools.inspect", "show what token files are"),
+    "verify": Command("tools.verify", "read all of a dataset, print its digest and store it"),
+    "redact": Command(
+        "tools.redact.__main__", "take documents or ranges of tokens out of a dataset"
     ),
-    "bench": Command(
-        "client.__main__", "measure how fast batches arrive on this machine", ("bench",)
-    ),
-    "top": Command("client.__main__", "show what a server does, again and again", ("top",)),
+    "pack": Command("tools.pack", "make the rows of packed-1 or padded-1, and store them"),
+    "probe": Command("tools.probe", "report by the exit code whether a server is healthy"),
+    "describe": _query("describe", "show what a server serves"),
+    "show": _query("show", "show one batch of a server or of local files"),
+    "plan": _query("plan", "show what a mixture will do"),
+    "explain": _query("explain", "show where the rows of a step come from"),
+    "find": _query("find", "show which rows hold a document"),
+    "manifest": _query("manifest", "write what a run has read"),
+    "doctor": _query("doctor", "say what keeps this machine from its servers"),
+    "bench": _query("bench", "measure how fast batches arrive on this machine"),
+    "top": _query("top", "show what a server does, again and again"),
     "completion": Command("commands.completion", "print the completion script of a shell"),
 }
 

@@ -2,19 +2,20 @@
 
 The samples of a stage come in blocks, each with a fixed number of samples of every source
 (stage.py). A stage is asked for at a sample, and begins at the first end of a block at or behind
-it: only at the end of a block no source has left out a sample. docs/protocol.md, Streams, has the
-formulas.
+it: only at the end of a block no source has left out a sample. A stage of another context length
+begins where one source has read whole groups of blocks, or an epoch. docs/protocol.md, Streams, has
+the formulas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import InvalidRequest
 from .position import SAMPLE_END
-from .stage import DEFINED, FIRST_PREVIOUS, Share, Stage
+from .stage import DEFINED, FIRST_PREVIOUS, Share, Source, Stage
 
 
 def first_stage(context_length: int, weights: Mapping[int, int]) -> Stage:
@@ -48,13 +49,84 @@ def next_stage(last: Stage, asked: int, weights: Mapping[int, int], origin: int 
     )
 
 
+def resized_stage(
+    last: Stage,
+    asked: int,
+    context_length: int,
+    source: Source,
+    rows: Callable[[int], int],
+    origin: int = DEFINED,
+) -> Stage:
+    """Return the stage that follows another one at another context length. It begins at the first
+    sample at or behind the one that it is asked for at, where what is left of the epoch has the
+    same tokens at both lengths; so no token of the epoch is left out, and none comes twice.
+
+    An order with groups of blocks goes on with its next group, and behind its last one with the
+    next epoch. An order without epochs goes on at once. Every other order changes only between two
+    epochs: windows of another length are other ones.
+    last: the stage before it, of one source with weight 1.  asked: at least last.first_sample.
+    context_length: T of the new stage.  source: that of `last`.  rows: returns the rows per epoch
+    of its dataset at a context length, at least 1 at those of both stages. Of an order with groups
+    it is asked for BLOCK_TOKENS too: each row is a whole block then.  origin: as for `next_stage`.
+    Raises: InvalidRequest in the middle of an epoch, naming the sample at which the next one
+    begins, or for an order over documents; SamplesExhausted as `next_stage` does.
+    """
+    ((number, _, base),) = last.active
+    if source.reads_documents:
+        problem = f"cannot change during a run: rows of {source.order.NAME} are other pieces then"
+        cure = "save a state at the end of an epoch, and resume with allow=('context_length',)"
+        raise InvalidRequest("context_length", f"{problem}; {cure}")
+    own = base + asked - last.first_sample
+    end, new_base = own, own
+    if source.order.HAS_EPOCHS:
+        before, now = rows(last.context_length), rows(context_length)
+        epoch, seen = divmod(own, before)
+        # Of this epoch: (behind which row, before which row of the other length) both have read the
+        # same tokens.
+        meeting = (0, 0) if seen == 0 else (before, now)
+        if seen and (size := source.order.BLOCK_TOKENS):
+            of_block = size // last.context_length
+            blocks, block = rows(size), -(-seen // of_block)
+            if block <= blocks:
+                turn = _end_of_group(block, blocks, source.group_blocks)
+                meeting = turn * of_block, turn * (size // context_length)
+        end, new_base = epoch * before + meeting[0], epoch * now + meeting[1]
+        if end > own and not source.order.BLOCK_TOKENS:
+            begin = last.first_sample + end - base
+            problem = f"{asked} is within an epoch of {source.order.NAME}, which has other windows"
+            cure = f"pass {begin}, where epoch {epoch + 1} begins, or use order='blocks'"
+            raise InvalidRequest("at_sample", f"{problem} at another context length; {cure}")
+    return Stage(
+        last.index + 1,
+        last.first_sample + end - base,
+        context_length,
+        (Share(number, 1, new_base),),
+        asked=asked,
+        origin=origin,
+    )
+
+
+def _end_of_group(block: int, blocks: int, group_blocks: int) -> int:
+    """Return the first end of a group at or behind a block of an epoch, in blocks.
+
+    block: in [1, blocks].  blocks: of the epoch, cut into groups that differ by at most one.
+    group_blocks: maximum number of blocks in a group.
+    """
+    least, longer = divmod(blocks, -(-blocks // group_blocks))
+    end = longer * (least + 1)
+    if block <= end:
+        return -(-block // (least + 1)) * (least + 1)
+    return end + -(-(block - end) // least) * least
+
+
 def planned_stage(
     context_length: int, asked: int, weights: Mapping[int, int], origin: int = DEFINED
 ) -> Stage:
     """Return a stage that is asked for at a sample, for `later` of `scheduled`. Its index, its
     first sample and its bases are placeholders.
 
-    context_length: has to be that of the stages before it; `scheduled` puts theirs in its place.
+    context_length: where stages are placed by their weights, `scheduled` puts that of the stages
+    before it in its place.
     asked: at which sample, in [0, 2^63).  weights, origin: as for `next_stage`.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
@@ -62,14 +134,23 @@ def planned_stage(
     return Stage(0, asked, context_length, shares, asked=asked, origin=origin)
 
 
-def scheduled(begun: Sequence[Stage], later: Iterable[Stage] = ()) -> tuple[Stage, ...]:
+def placed_by_weights(last: Stage, planned: Stage) -> Stage:
+    """Return a planned stage where it begins behind another one, as `next_stage` says."""
+    return next_stage(last, planned.asked, planned.weights, planned.origin)
+
+
+def scheduled(
+    begun: Sequence[Stage],
+    later: Iterable[Stage] = (),
+    place: Callable[[Stage, Stage], Stage] = placed_by_weights,
+) -> tuple[Stage, ...]:
     """Return stages, each with the index, the first sample and the base of each share that it
     really has.
 
     begun: at least one; returned unchanged.  later: the stages behind them, in order, as
-    `planned_stage` makes them. Each begins as `next_stage` says, by its `asked`, weights and
-    `origin`. Later stages keep their `previous` up to the first one that differs from what was
-    given; that one and all behind it have b"".
+    `planned_stage` makes them. Later stages keep their `previous` up to the first one that differs
+    from what was given; that one and all behind it have b"".  place: takes a stage and the planned
+    one behind it, and returns the planned one where it begins.
     Raises: InvalidRequest if a stage is asked for at or before the begin of the stage before it;
     SamplesExhausted if one would begin at or above sample 2^63.
     """
@@ -82,7 +163,7 @@ def scheduled(begun: Sequence[Stage], later: Iterable[Stage] = ()) -> tuple[Stag
                 f"stages[{last.index + 1}].first_sample",
                 f"{stage.asked} is not above {last.first_sample}, where the one before it begins",
             )
-        placed = next_stage(last, stage.asked, stage.weights, stage.origin)
+        placed = place(last, stage)
         # Where nothing has changed, what is known of it is kept. Behind another stage it may begin
         # at the same sample, with the same bases, and yet follows another identity.
         are_known = are_known and placed == replace(stage, previous=b"")

@@ -166,6 +166,28 @@ class Stream:
         following = self.stages[place + 1 : place + 2]
         return following[0].first_sample if following else None
 
+    def sample_at(self, tokens: int) -> int:
+        """Return the sample before which there are that many tokens of x, rounded up to a whole
+        one.
+        """
+        begin = sample = 0
+        for place, stage in enumerate(self.stages):
+            sample, end = begin - -tokens // stage.context_length, self.end_of(place)
+            if end is None or sample <= end:
+                break
+            tokens -= (end - begin) * stage.context_length
+            begin = end
+        return sample
+
+    def tokens_before(self, sample: int) -> int:
+        """Return how many tokens of x there are before a sample."""
+        tokens = begin = 0
+        for place, stage in enumerate(self.stages):
+            end = min(sample, self.end_of(place) or sample)
+            tokens += max(0, end - begin) * stage.context_length
+            begin = end
+        return tokens
+
     def at(self, sample: int) -> tuple[Stream, int | None]:
         """Return the part of the stream that one request can ask for at a sample, and the sample
         where that part ends.

@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, streams_max: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("server_version", "started_ms", "now_ms", "draining", "threads", "anonymous_bytes", "resident_bytes", "memory_limit_bytes", "datasets", "streams", "streams_omitted", "streams_open", "streams_max", "refusals", "evictions", "second_bytes", "bytes_per_second")
+    __slots__ = ("server_version", "started_ms", "now_ms", "draining", "threads", "anonymous_bytes", "resident_bytes", "memory_limit_bytes", "datasets", "streams", "streams_omitted", "streams_open", "streams_max", "refusals", "evictions", "second_bytes", "bytes_per_second", "object_requests")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_MS_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class GetStatusResponse(_message.Message):
     EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     SECOND_BYTES_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     started_ms: int
     now_ms: int
@@ -47,7 +48,18 @@ class GetStatusResponse(_message.Message):
     evictions: int
     second_bytes: _containers.RepeatedScalarFieldContainer[int]
     bytes_per_second: float
-    def __init__(self, server_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., draining: bool = ..., threads: _Optional[int] = ..., anonymous_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[StreamStatus, _Mapping]]] = ..., streams_omitted: _Optional[int] = ..., streams_open: _Optional[int] = ..., streams_max: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., evictions: _Optional[int] = ..., second_bytes: _Optional[_Iterable[int]] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
+    object_requests: _containers.RepeatedCompositeFieldContainer[ObjectRequests]
+    def __init__(self, server_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., draining: bool = ..., threads: _Optional[int] = ..., anonymous_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[StreamStatus, _Mapping]]] = ..., streams_omitted: _Optional[int] = ..., streams_open: _Optional[int] = ..., streams_max: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., evictions: _Optional[int] = ..., second_bytes: _Optional[_Iterable[int]] = ..., bytes_per_second: _Optional[float] = ..., object_requests: _Optional[_Iterable[_Union[ObjectRequests, _Mapping]]] = ...) -> None: ...
+
+class ObjectRequests(_message.Message):
+    __slots__ = ("reason", "requests", "bytes")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    requests: int
+    bytes: int
+    def __init__(self, reason: _Optional[str] = ..., requests: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
     __slots__ = ("name", "lost", "format", "dtype", "token_count", "file_count", "size_bytes", "fingerprint", "resident_share", "warm_up_share", "cold", "rows", "token_bytes", "rows_per_second", "token_bytes_per_second", "second_bytes", "making")

@@ -1,4 +1,4 @@
-"""tokenfeed: stages in a file, as docs/training.md shows them.
+"""tokenfeed: stages in a file, as docs/mixtures.md shows them.
 
 The run starts with a file of one stage. Where the weights change, a state is saved, a second stage
 is added to the file, and new feeds load the state. Where the run stops, another state is saved,

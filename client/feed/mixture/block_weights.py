@@ -1,4 +1,4 @@
-"""Shares of sources -> whole samples of a block, by one published rule (docs/training.md).
+"""Shares of sources -> whole samples of a block, by one published rule (docs/mixtures.md).
 
 Only integers are part of a stream: two libraries that round floats differently would read other
 rows under the same weights.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
@@ -105,6 +105,24 @@ class MixtureRedaction:
         return _begin(self.first_sample, self.first_tokens, context_length)
 
 
+class Length(NamedTuple):
+    """A context length from a sample on.
+
+    context_length: T.  first_sample, first_tokens: where it is asked for, in samples or in tokens
+    of x; one of them is None.
+    """
+
+    context_length: int
+    first_sample: int | None
+    first_tokens: int | None
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        sample, tokens = self.first_sample, self.first_tokens
+        where = f"sample {sample}" if tokens is None else f"{tokens} tokens"
+        return f"{self.context_length} from {where} on"
+
+
 @dataclass(frozen=True, slots=True)
 class Definition:
     """What a feed is asked for.
@@ -116,7 +134,8 @@ class Definition:
     max_epochs: of some sources, by the names of their datasets; the stream ends before one of them
     would begin another epoch.  block: maximum number of samples in a block of later weights; None
     is that of `block_weights`.  group_tokens: as for `group_blocks`, of sources that a change is
-    the first to give a weight.
+    the first to give a weight.  lengths: context lengths behind that of the stream, for a stream
+    over one dataset; where they begin depends on its corpus.
     """
 
     stream: Stream
@@ -126,6 +145,7 @@ class Definition:
     max_epochs: Mapping[str, int] = field(default_factory=dict)
     block: int | None = None
     group_tokens: int = GROUP_TOKENS
+    lengths: tuple[Length, ...] = ()
 
     def with_sources(self, stream: Stream, weights: Mapping[str, int]) -> Stream:
         """Return a stream with a source for each of some datasets: those that it lacks are added

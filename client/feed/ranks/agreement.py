@@ -228,7 +228,7 @@ def _compared(definition: Definition, stream: Stream, planes: str) -> dict[str, 
     source, stage = stream.sources[-1], stream.stages[-1]
     assert source.corpus is not None
     return {
-        "context_length": str(stage.context_length),
+        "context_length": ", ".join([str(stage.context_length), *map(str, definition.lengths)]),
         **{name: str(source.facts[name]) for name in FACTS},
         "group_tokens": str(source.group_blocks * source.order.BLOCK_TOKENS),
         "long": source.long_documents,

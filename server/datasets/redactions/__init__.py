@@ -9,7 +9,5 @@ covering.py         which tokens of the rows of a stream these lists cover
 redacted_rows.py    rows in which they are replaced
 overlay.py          tokens as they are once some are erased
 erased_files.py     what is recorded beside the files of which tokens were erased
-erasing.py          replaces files by new ones without these tokens
-replaced_shards.py  takes up such files in the place of those that are served
-describing.py       what an operator is told of them
+replaced_shards.py  takes up new files without these tokens in the place of those that are served
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.door import absolute, door_of, exists, is_folder
+from ...storage.door import absolute, door_of, exists, is_folder, scheme_of
 from ...storage.option_names import DATA
 from .manifest import NAME as MANIFEST
 from .manifest import ManifestSplit, read_manifest, read_splits
@@ -96,6 +96,9 @@ def parse_text(words: Sequence[str], *, mixed_splits: bool = False) -> DatasetSo
     """
     name, first = without_name(words[0])
     _require_one_dataset((first, *words[1:]))
+    for word in filter(scheme_of, (first, *words[1:])):
+        problem = "is text in an object store: make tokens of it first, by tokenfeed ingest"
+        raise InvalidCorpus(word, problem)
     paths, _ = text_files((first, *words[1:]))
     if not mixed_splits:
         require_one_split((first, *words[1:]), paths, DATA.to)

@@ -117,9 +117,6 @@ def text_files(
     paths: list[str] = []
     others: list[Omission] = []
     for word in words:
-        if scheme_of(word):
-            problem = "is text that is not on this machine: download it, and ingest that"
-            raise InvalidCorpus(word, problem)
         left = [one for one in _omissions(word) if not _is_same(one.path, made)]
         paths_left = {one.path for one in left}
         # A folder of nothing else is an error below, which names what it has.

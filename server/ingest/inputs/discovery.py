@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from tokenfeed.errors import InvalidSource
 
 from ...datasets.sources.paths import Omission, text_files
 from ...datasets.sources.splits import require_one_split
+from ...storage.door import absolute, door_of, entry, open_file, scheme_of
 from .. import inputs
 from ..units import TextSource
 
@@ -38,13 +40,18 @@ def find_sources(
         require_one_split(words, paths, "tokenfeed ingest {}".format)
     seen = set()
     for path in paths:
-        if os.path.realpath(path) in seen:
+        real = door_of(path).real(path)
+        if real in seen:
             raise InvalidSource(path, "is given twice; name it once")
-        seen.add(os.path.realpath(path))
-    return [_source(os.path.abspath(path)) for path in paths], others
+        seen.add(real)
+    return [_source(absolute(path)) for path in paths], others
 
 
 def _source(path: str) -> TextSource:
+    if scheme_of(path):
+        with open_file(path) as found:
+            kind = inputs.kind_of(path, found.head[:_HEAD_BYTES])
+            return TextSource(path, kind, found.size_bytes, _number_of(found.version))
     try:
         status = os.stat(path)
         with open(path, "rb", opener=_without_waiting) as file:
@@ -62,11 +69,25 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def require_same(source: TextSource) -> None:
     """Raise InvalidSource if a file has changed since the ingest began."""
+    if scheme_of(source.path):
+        found = entry(source.path)
+        now = found and (found.size_bytes, _number_of(found.version))
+        if now != (source.size_bytes, source.written_ns):
+            raise _changed(source)
+        return
     try:
         status = os.stat(source.path)
     except OSError as error:
         raise InvalidSource(source.path, f"cannot be read any more: {error.strerror}") from error
     if (status.st_size, status.st_mtime_ns) != (source.size_bytes, source.written_ns):
-        raise InvalidSource(
-            source.path, "changed while it was ingested; ingest it again, into another folder"
-        )
+        raise _changed(source)
+
+
+def _number_of(version: object) -> int:
+    """Return a number in [0, 2^63) that stands for the version of an object."""
+    return int.from_bytes(hashlib.sha256(str(version).encode()).digest()[:8], "big") >> 1
+
+
+def _changed(source: TextSource) -> InvalidSource:
+    problem = "changed while it was ingested; ingest it again, into another folder"
+    return InvalidSource(source.path, problem)

@@ -79,7 +79,7 @@ class Hashes:
     def _sha256(self, source: TextSource) -> str:
         digest = hashlib.sha256()
         try:
-            with open(source.path, "rb") as file:
+            with source.open() as file:
                 while block := file.read(_BLOCK_BYTES):
                     if self._closed.is_set():
                         raise CancelledError

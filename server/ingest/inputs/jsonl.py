@@ -39,8 +39,7 @@ def units(source: TextSource, index: int, offset: int, context: ReaderContext) -
     waiting, end, dropped_bytes = bytearray(), 0, 0  # end: of the last whole line in waiting
     begun = offset
     try:
-        # Opened by Python, since its name may not be UTF-8.
-        with open(source.path, "rb") as file:
+        with source.open() as file:
             for block in _blocks(file, offset):
                 if found := block.rfind(b"\n") + 1:
                     end = len(waiting) + found

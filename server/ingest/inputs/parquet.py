@@ -56,8 +56,7 @@ _ROWS_BITS = 32
 def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
     """Yield rows.  offset: (row group << 32) + row."""
     try:
-        # Opened by Python, since its name may not be UTF-8.
-        with open(source.path, "rb") as opened:
+        with source.open() as opened:
             yield from _opened_units(source, index, offset, context.columns, opened)
     except OSError as error:
         raise InvalidSource(source.path, f"cannot be read: {error.strerror}") from error

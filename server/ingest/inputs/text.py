@@ -22,7 +22,7 @@ def units(source: TextSource, index: int, offset: int, context: ReaderContext) -
     if offset == source.size_bytes and offset:
         return
     try:
-        digest = _digest(source.path)
+        digest = _digest(source)
         problem = None if source.size_bytes else Problem("empty file", "0 bytes")
     except UnicodeDecodeError as error:
         problem = Problem("invalid UTF-8", f"byte {error.start}")
@@ -43,7 +43,7 @@ def units(source: TextSource, index: int, offset: int, context: ReaderContext) -
 
 def _chunks(source: TextSource, offset: int, context: ReaderContext) -> Iterator[str]:
     try:
-        yield from context.split_text(_blocks(source.path, offset))
+        yield from context.split_text(_blocks(source, offset))
     except CannotSplit as error:
         cure = "split it into documents, as jsonl or parquet"
         raise InvalidSource(source.path, f"{error} from byte {offset:,} on; {cure}") from error
@@ -53,12 +53,12 @@ def _chunks(source: TextSource, offset: int, context: ReaderContext) -> Iterator
         ) from error
 
 
-def _digest(path: str) -> bytes:
+def _digest(source: TextSource) -> bytes:
     """Return the SHA-256 of a file.  Raises: UnicodeDecodeError if it is not UTF-8."""
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
-    with open(path, "rb") as file:
+    with source.open() as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             waiting = len(decoder.getstate()[0])
@@ -76,9 +76,9 @@ def _digest(path: str) -> bytes:
     return digest.digest()
 
 
-def _blocks(path: str, offset: int) -> Iterator[str]:
+def _blocks(source: TextSource, offset: int) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with open(path, "rb") as file:
+    with source.open() as file:
         file.seek(offset)
         while block := file.read(_BLOCK_BYTES):
             yield decoder.decode(block)

@@ -21,6 +21,7 @@ from tokenfeed.wire.request import require_understood
 from ...datasets.dataset import Dataset
 from ...runtime.process import memory_limit, use
 from ...storage.documents import what_of
+from ...storage.objects.counts import REQUESTS
 from ..activity import StreamSnapshot
 from ..admission import AdmissionControl, StreamLimits, add_service
 from ..refusals import abort_on_error
@@ -103,6 +104,11 @@ class Status:
             evictions=sum(counts.evictions.values()),
             second_bytes=state.activity.line(),
             bytes_per_second=state.activity.bytes_per_second(),
+            object_requests=[
+                pb.ObjectRequests(reason=reason, requests=found.gets, bytes=found.size_bytes)
+                for reason, found in REQUESTS.by_reason.items()
+                if found.gets
+            ],
         )
 
     def _require_operator(self, context: grpc.ServicerContext) -> None:

@@ -24,7 +24,7 @@ from .rows_builder import FileDocuments, FileRows, Memory, RowsBuilder, what_of
 
 DOCUMENTS_MAX = 10**8
 """From here on, rows are made by a command. Fewer take a server a minute or so: 0.24 to 0.76 s for
-10^6 documents; see server/pack.py."""
+10^6 documents; see tools/pack.py."""
 INDICES_MAX = 16
 """Opened at once, so that requests for any context length do not fill the disk."""
 _READ_SECONDS, _DESCRIBED_SECONDS = 900.0, 60.0

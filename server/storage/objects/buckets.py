@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from mmap import mmap
 from typing import Any, NamedTuple, TypeVar, cast
 
 from tokenfeed.commands.extras import missing
@@ -123,19 +124,24 @@ class Bucket:
     address: a text that is another one for any other bucket.
     """
 
-    def __init__(self, url: Url, store: Any = None) -> None:
-        """Open it; does no I/O.  store: of obstore, instead of that of the URL; for tests.
+    def __init__(
+        self, url: Url, store: Any = None, *, answer_seconds: float = _ANSWER_SECONDS
+    ) -> None:
+        """Open it; does no I/O.
 
+        store: of obstore, instead of that of the URL; for tests.  answer_seconds: after which a
+        request without an answer has failed.
         Raises: InvalidCorpus if obstore is missing; NoCredentials.
         """
         self.url = url
+        self._answer_seconds = answer_seconds
         # Buckets of the same name are others at another endpoint, or of another account.
         account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "") if url.scheme == "az" else ""
         self.address = " ".join([url.bucket, _endpoint_of(url.scheme), account])
         self._given = store
         self._lock = threading.Lock()
         self._renewed, self._renewed_at = 0, -_RENEW_SECONDS
-        self._store = store or _open(url)
+        self._store = store or _open(url, answer_seconds)
 
     def get(self, key: str, first: int, end: int, pin: Pin | None, reason: str) -> tuple[Any, Pin]:
         """Return bytes [first, end) of an object, which support the buffer protocol, and its pin.
@@ -169,6 +175,24 @@ class Bucket:
         if len(found) != end - first:
             raise Away(errno.EIO, f"came with {len(found)} of {end - first} bytes")
         return found, now
+
+    def put_new(self, key: str, content: bytes | mmap) -> str | None:
+        """Store an object by one request.  Returns: its tag; None if there is one of this name.
+
+        Raises: FileNotFoundError without the bucket; Denied, Away.
+        """
+        import obstore
+        from obstore import exceptions
+
+        def put(store: Any) -> str | None:
+            try:
+                stored = obstore.put(store, key, content, mode="create", use_multipart=False)
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                return None
+            return stored.get("version") or stored.get("e_tag") or ""
+
+        require_own_process(self.url.bucket)
+        return self._renewing(put)
 
     def head(self, key: str) -> Pin | None:
         """Return what is known of an object; None if there is none.  Raises: Denied, Away."""
@@ -273,7 +297,7 @@ class Bucket:
             if self._given is None and self._renewed == renewed and is_due:
                 self._renewed_at = time.monotonic()
                 try:
-                    self._store = _open(self.url)
+                    self._store = _open(self.url, self._answer_seconds)
                 except InvalidCorpus as error:
                     raise Denied(errno.EACCES, error.problem) from error
                 except credentials.NoCredentials as error:
@@ -328,7 +352,7 @@ def _in_short(text: str) -> str:
     return found if found.isprintable() else ascii(found)
 
 
-def _open(url: Url) -> Any:
+def _open(url: Url, answer_seconds: float) -> Any:
     """Return obstore's store of a bucket; does no I/O.  Raises: InvalidCorpus, NoCredentials."""
     try:
         from obstore import exceptions, store
@@ -337,7 +361,7 @@ def _open(url: Url) -> Any:
 
     general: dict[str, Any] = {
         "client_options": {
-            "timeout": timedelta(seconds=_ANSWER_SECONDS),
+            "timeout": timedelta(seconds=answer_seconds),
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
             "allow_http": _endpoint_of(url.scheme).startswith("http://"),
         },

@@ -83,7 +83,7 @@ class ObjectFile(OpenFile):
             end_ahead = max(end, first_byte + (_AHEAD_BYTES if goes_on else HEAD_BYTES))
             end_ahead = min(end_ahead, self.size_bytes)
             asked = first_byte, end_ahead, self.pin, INDEX
-            found_bytes, _ = _patient(self.path, lambda: self.bucket.get(self.key, *asked))
+            found_bytes, _ = patient(self.path, lambda: self.bucket.get(self.key, *asked))
             self._kept, self._kept_first = memoryview(found_bytes), first_byte
         at = first_byte - self._kept_first
         return bytes(self._kept[at : at + size_bytes])
@@ -94,7 +94,7 @@ class ObjectDoor:
 
     def exists(self, path: str) -> bool:
         """Return whether there is an object or a folder of this name.  Raises: InvalidCorpus."""
-        return _patient(path, lambda: LISTING.look(Url.parse(path))) is not False
+        return patient(path, lambda: LISTING.look(Url.parse(path))) is not False
 
     def entry(self, path: str, *, at_once: bool = False) -> Entry | None:
         """Return what a path names; None if that is nothing.  Raises: InvalidCorpus."""
@@ -103,14 +103,14 @@ class ObjectDoor:
             with _named(path):
                 found = LISTING.look(url, at_once=True)
         else:
-            found = _patient(path, lambda: LISTING.look(url))
+            found = patient(path, lambda: LISTING.look(url))
         if isinstance(found, Pin):
             return Entry(path, False, found.size_bytes, found.tag)
         return Entry(path, True) if found else None
 
     def entries(self, folder: str, suffixes: tuple[str, ...] = ("",)) -> list[Entry]:
         """Return what is in a folder, in no order.  Raises: InvalidCorpus."""
-        found = _patient(folder, lambda: LISTING.folder(Url.parse(folder)))
+        found = patient(folder, lambda: LISTING.folder(Url.parse(folder)))
         if found is None:
             problem = "has no list of names, or it is not allowed to see it; name each file"
             raise InvalidCorpus(folder, problem)
@@ -127,7 +127,7 @@ class ObjectDoor:
         Raises: InvalidCorpus.
         """
         url = Url.parse(pattern)
-        keys = _patient(pattern, lambda: LISTING.matches(url, recursive=recursive))
+        keys = patient(pattern, lambda: LISTING.matches(url, recursive=recursive))
         return [f"{url.bucket}/{key}" for key in keys]
 
     def is_link(self, path: str) -> bool:
@@ -144,7 +144,7 @@ class ObjectDoor:
         bucket = bucket_of(url)
         if not url.key:
             raise InvalidCorpus(path, "cannot be read: is a bucket, not an object in it")
-        head, pin = _patient(path, lambda: _head(bucket, url.key))
+        head, pin = patient(path, lambda: _head(bucket, url.key))
         return ObjectFile(path, bucket, url.key, head, pin)
 
     def erased(self, path: str) -> bytes:
@@ -210,7 +210,7 @@ def _head(bucket: Bucket, key: str) -> tuple[bytes, Pin]:
     return bytes(found), pin
 
 
-def _patient(path: str, ask: Callable[[], _Answer]) -> _Answer:
+def patient(path: str, ask: Callable[[], _Answer]) -> _Answer:
     """Return what ask returns, which is asked again while the store of a path is away.
 
     Raises: InvalidCorpus, which names the path.

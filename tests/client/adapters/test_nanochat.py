@@ -88,7 +88,7 @@ def test_targets_that_do_not_count_are_those_that_nanochat_ignores(
 
 def test_what_nanochat_cannot_do_is_refused(pair: Loaders, path: Path) -> None:
     """A state of its own loader, and a feed that ends in the middle of a run."""
-    with pytest.raises(InvalidRequest, match=r"^resume_state_dict: has only pq_idx, rg_idx, epoch"):
+    with pytest.raises(InvalidRequest, match=r"^resume_state_dict: is of nanochat's own loader"):
         next(train(pair, resume_state_dict={"pq_idx": 0, "rg_idx": 3, "epoch": 1}))
     ending = partial(RemoteBatches, f"file:{path}", num_batches=2)
     with pytest.raises(InvalidRequest, match=r"^num_batches: ends the feed before nanochat"):

@@ -39,23 +39,16 @@ class TokenizedTrainingMicrobatch:
     num_valid_tokens: int
     model_kwargs: dict = field(default_factory=dict)
 """
-TRAINER = """
-class Trainer:
-    def __init__(self, config, make_loader):
-        self.config = config
-        self.dataloader = make_loader()
-"""
 TYRO = {"tyro/__init__.py": "from . import conf", "tyro/conf.py": "Suppress = object()"}
 DATA = "torchtitan/components/data"
-COMMON = {**TYRO, "torchtitan/trainer.py": TRAINER}
 NEWER = {
-    **COMMON,
+    **TYRO,
     f"{DATA}/loader.py": BASE,
     f"{DATA}/collators.py": "KEY = 'input'",
     f"{DATA}/types.py": "",
 }
 FORMS = {
-    "rows": {**COMMON, "torchtitan/components/dataloader.py": BASE},
+    "rows": {**TYRO, "torchtitan/components/dataloader.py": BASE},
     "flat": NEWER,
     "counted": {**NEWER, f"{DATA}/collators.py": "KEY = 'num_valid_tokens'"},
     "dataclass": {**NEWER, f"{DATA}/types.py": TYPES},
@@ -149,46 +142,6 @@ def test_the_state_resumes_at_another_number_of_ranks(
     assert resumed.feed.position.samples == loader.feed.position.samples == 4
     loader.close()
     assert loader.feed.closed
-
-
-class Config:
-    """Of a trainer, with the attention of its model."""
-
-    def __init__(self, attention: str) -> None:
-        self.model_spec = attention
-
-
-@pytest.mark.parametrize("attention", ["FlexAttention", "ScaledDotProductAttention"])
-def test_attention_across_documents_is_refused(
-    module: ModuleType, form: str, corpus: str, attention: str
-) -> None:
-    """torchtitan gives positions to any attention, and this one takes no notice: documents leak,
-    with context parallelism too.
-    """
-    from torchtitan.trainer import Trainer
-
-    options = {"order": "packed"}
-    loader = Trainer(
-        Config(attention), lambda: loader_of(module, form, corpus, options=options)
-    ).dataloader
-    if attention == "FlexAttention":
-        next(iter(loader))
-        return
-    with pytest.raises(InvalidRequest, match="ScaledDotProductAttention"):
-        next(iter(loader))
-
-
-def test_rows_alone_need_no_mask(adapter: Adapter, corpus: str) -> None:
-    """A row that is one document, and its padding, are right under causal attention."""
-    module = adapter("torchtitan", FORMS["rows"])
-    from torchtitan.trainer import Trainer
-
-    for config in ({"documents": False}, {"options": {"order": "padded"}}):
-        loader = Trainer(
-            Config("ScaledDotProductAttention"),
-            lambda config=config: loader_of(module, "rows", corpus, **config),
-        ).dataloader
-        assert next(iter(loader))
 
 
 def test_tokens_that_are_no_whole_rows_are_refused(adapter: Adapter, corpus: str) -> None:

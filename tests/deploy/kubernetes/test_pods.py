@@ -20,7 +20,7 @@ from tests.deploy.kubernetes.manifests import (
 )
 from tokenfeed.server.cli.serve_options import build_parser as serve_parser
 from tokenfeed.server.ingest.__main__ import build_parser as ingest_parser
-from tokenfeed.server.pack import build_parser as pack_parser
+from tokenfeed.tools.pack import build_parser as pack_parser
 
 ALL = ["base", *OVERLAYS, *JOBS]
 USER = 65532
@@ -267,7 +267,7 @@ def test_packing_is_of_what_servers_serve_by_the_image_of_the_server() -> None:
     packs = container("jobs/pack")
     taken = pack_parser().parse_args(packs["args"])
 
-    assert packs["command"] == ["python", "-m", "tokenfeed.server.pack"]
+    assert packs["command"] == ["python", "-m", "tokenfeed.tools.pack"]
     assert taken.data == [f"{container('base')['args'][0].partition('=')[2]}/train"]
     assert taken.cache_dir is None
     assert taken.context_length == 2048

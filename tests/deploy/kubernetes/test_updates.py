@@ -62,13 +62,13 @@ def test_health_is_asked_by_grpc_over_the_socket_where_the_port_speaks_tls(name:
     """The kubelet speaks no TLS to gRPC. It is what the image does under Docker."""
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
     (command,) = re.findall(
-        r'CMD \["python", "-m", "tokenfeed.server.probe", "([^"]+)"\]', dockerfile
+        r'CMD \["python", "-m", "tokenfeed.tools.probe", "([^"]+)"\]', dockerfile
     )
     for kind in ("startupProbe", "readinessProbe"):
         probe = container(name)[kind]
         assert "grpc" not in probe
         *words, timeout = probe["exec"]["command"]
-        assert words == ["python", "-m", "tokenfeed.server.probe", command]
+        assert words == ["python", "-m", "tokenfeed.tools.probe", command]
         own_seconds = int(timeout.removeprefix("--timeout-seconds="))
         assert own_seconds < probe["timeoutSeconds"], "an answer of its own, in the events"
         assert probe["timeoutSeconds"] <= probe["periodSeconds"]

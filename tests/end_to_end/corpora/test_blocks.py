@@ -14,8 +14,8 @@ from client import NumpyBatches
 from tests.conftest import Serve, WriteTokens
 from tests.support import reference
 from tests.support.offline import received_rows
-from tokenfeed.client.__main__ import main
 from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.tools.__main__ import main
 
 T, SEED = 4096, 11
 BLOCK = 2**19

@@ -33,11 +33,11 @@ from tests.support.commands import run
 from tests.support.offline import offline_rows, received_rows
 from tokenfeed.client.transport.channel import describe
 from tokenfeed.errors import InvalidCorpus, StreamMismatch
-from tokenfeed.server import verify
 from tokenfeed.server.datasets.sources import parse_text
 from tokenfeed.server.datasets.sources.text_cache import TextCache
 from tokenfeed.server.ingest.finished import require_whole
 from tokenfeed.stream.planes import LOSS_MASK
+from tokenfeed.tools import verify
 
 pytestmark = pytest.mark.slow
 
@@ -296,11 +296,11 @@ def test_a_folder_with_masks_is_inspected_and_verified(pairs: Path) -> None:
     """Inspect says where the masks are."""
     train = str(pairs / "train")
 
-    said = run("-m", "tokenfeed.server.inspect", train)
+    said = run("-m", "tokenfeed.tools.inspect", train)
 
     shards = sorted(pairs.glob("train/*.ds.loss"))
     assert f"  loss masks: of {len(shards)} file(s), the first is {shards[0]}\n" in said
-    assert "digest:" in run("-m", "tokenfeed.server.verify", train)
+    assert "digest:" in run("-m", "tokenfeed.tools.verify", train)
 
 
 def test_a_manifest_of_another_tool_does_not_matter(serve: Serve, tmp_path: Path) -> None:

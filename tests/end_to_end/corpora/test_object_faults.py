@@ -14,11 +14,14 @@ import pytest
 
 from client import NumpyBatches, Timeouts
 from tests.conftest import Serve, serving
+from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
 from tests.server.storage.objects.test_object_bytes import PASSING
 from tests.support.object_server import ObjectServer, object_server
 from tokenfeed.errors import CorpusChanged, InvalidRequest
-from tokenfeed.server.cli.redact import build_parser, redact
-from tokenfeed.server.cli.redacting import ListSummary
+from tokenfeed.server.ingest.__main__ import main as ingest
+from tokenfeed.server.storage.objects import door
+from tokenfeed.tools.redact.__main__ import build_parser, redact
+from tokenfeed.tools.redact.redacting import ListSummary
 
 B, T = 2, 8192
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 6_000_000).astype("<u2")
@@ -161,3 +164,36 @@ def test_tokens_are_taken_out_of_a_corpus_in_a_store(
     assert np.array_equal(*rows)
     filled = (np.array(rows[0]) == 60_000).mean()
     assert 0.2 < filled < 0.8
+
+
+@pytest.mark.parametrize("fault", ["503", "other etag"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_an_ingest_ends_where_its_source_fails_and_leaves_no_text_out(
+    store: ObjectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    fault: str,
+) -> None:
+    """Text that cannot be read is counted and left out only if it is damaged itself."""
+    monkeypatch.setattr(door, "_OPENING_SECONDS", 0.1)
+    monkeypatch.setattr(door, "_AHEAD_BYTES", 1 << 20)
+    texts = [" ".join(documents(40, seed=seed)) for seed in range(400)]
+    write = write_parquet if name == "a.parquet" else write_jsonl
+    rows = {"text": texts} if name == "a.parquet" else ({"text": text} for text in texts)
+    store.put(f"bucket/{name}", write(tmp_path / name, rows).read_bytes())
+    words = [f"s3://bucket/{name}", "--tokenizer", "bytes", "--workers", "1"]
+    assert ingest([*words, "--out", str(tmp_path / "calm")]) == 0
+    count = len(store.gets)
+    assert count > 3
+
+    for left in (2, count - 1):
+        store.faults.extend([*(left * [""]), *(40 * [fault])])
+        assert ingest([*words, "--out", str(tmp_path / "out")]) == 1
+        store.faults.clear()
+        assert f"s3://bucket/{name}" in capsys.readouterr().err
+        assert not (tmp_path / "out" / "manifest.json").exists()
+    assert ingest([*words, "--out", str(tmp_path / "out")]) == 0
+    made, calm = (tmp_path / folder / "train/000000.ds" for folder in ("out", "calm"))
+    assert made.read_bytes() == calm.read_bytes()

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import obstore
 import pytest
 
 from client import NumpyBatches, RemoteBatches
-from tests.conftest import Serve, serving
+from tests.conftest import ROOT, Serve, serving
 from tests.end_to_end.corpora.test_documents_and_masks import FORMATS, B, Corpus, T, write_corpus
+from tests.server.ingest.corpus import documents, tree, write_jsonl, write_parquet
+from tests.server.ingest.running import ingest, ingested
 from tests.support.commands import run
 from tests.support.seaweed import BUCKET, Seaweed, seaweed
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
-from tokenfeed.server import inspect, verify
 from tokenfeed.server.storage.documents import starts_builder
 from tokenfeed.server.storage.objects import object_bytes
 from tokenfeed.server.storage.objects.slab import size_of
+from tokenfeed.tools import inspect, verify
+from tokenfeed.tools.__main__ import main
 
 ORDERS = ["sequential", "shuffled", "random", "packed", "padded"]
 BATCHES = 40
@@ -96,6 +104,23 @@ def test_a_server_serves_a_store(
     for rank in range(2):
         ranks = {"rank": rank, "world_size": 2, "order": "shuffled"}
         require_same(rows_of(address, **ranks), rows_of(corpus.target, **ranks))
+
+
+def test_a_server_tells_its_operators_what_it_asks_a_store_for(
+    corpora: dict[str, Corpus], serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each request is on the bill."""
+    corpus = corpora["datatrove"]
+    address = serve(*[remote(corpus, word) for word in corpus.words]).address
+    rows_of(address, order="shuffled")
+
+    assert main(["top", address, "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)["object_requests"]
+    requests = {each["reason"]: (each["requests"], each["bytes"]) for each in told}
+    assert requests.keys() >= {"row", "index"}
+    assert requests["row"][0] > 0
+    assert requests["row"][1] > 0
 
 
 def test_a_mixture_has_a_local_and_a_remote_source(
@@ -194,3 +219,119 @@ def test_a_replaced_object_is_data_loss(
         with pytest.raises(CorpusChanged):
             list(feed)
     assert "a.bin: has been replaced" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def texts(weed: Seaweed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text of three kinds, in a folder and in the store."""
+    folder = tmp_path_factory.mktemp("texts")
+    pages = documents(900)
+    write_parquet(folder / "a.parquet", {"text": pages[:400]})
+    write_jsonl(folder / "b.jsonl.gz", ({"text": text} for text in pages[400:]))
+    (folder / "c.txt").write_text("\n".join(documents(300, seed=5)))
+    weed.put_folder(folder, "texts")
+    return folder
+
+
+def words(texts: Path | str, out: Path | str) -> list[str]:
+    """Arguments of an ingest into several shards of two splits."""
+    given = ["--tokenizer", "bytes", "--append-token", "<|endoftext|>", "--workers", "1"]
+    return [str(texts), "--out", str(out), *given, "--val-fraction", "0.2", "--shard-tokens=50000"]
+
+
+def stored(weed: Seaweed, folder: str) -> dict[str, bytes]:
+    """The objects of a folder."""
+    keys = [each["path"] for part in obstore.list(weed.store, f"{folder}/") for each in part]
+    return {
+        key.removeprefix(f"{folder}/"): bytes(obstore.get(weed.store, key).bytes()) for key in keys
+    }
+
+
+def without_manifest(tree: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: content for name, content in tree.items() if name != "manifest.json"}
+
+
+def test_text_of_a_store_becomes_shards_in_a_store_as_it_does_on_a_disk(
+    weed: Seaweed, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has to be downloaded by hand, and nothing stays on this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ingested(*words(texts, tmp_path / "local"))
+    out = f"{PREFIX}/made"
+    said = ingested(*words(f"{PREFIX}/texts", out))
+    made, expected = stored(weed, "made"), tree(tmp_path / "local")
+    assert f"{out}/train" in said
+    assert without_manifest(made) == without_manifest(expected)
+    facts = [json.loads(each["manifest.json"]) for each in (made, expected)]
+    assert facts[0]["splits"] == facts[1]["splits"]
+    hashes = [[each["sha256"] for each in one["sources"]] for one in facts]
+    assert hashes[0] == hashes[1]
+    assert not list((tmp_path / "cache").rglob("*.ds"))
+
+    with NumpyBatches(f"{out}/", 4, 64, dataset="train", num_batches=5) as feed:
+        assert len(list(feed)) == 5
+    assert "tokens/s" in said
+    assert "tokens/s" not in ingested(*words(f"{PREFIX}/texts", out)), "it was done already"
+    other = ingest(*words(f"{PREFIX}/texts", out), "--seed", "3", "--shuffle-buffer", "9")
+    assert other.returncode == 1
+    assert "contains an ingest with other shuffle_buffer" in other.stderr
+    assert stored(weed, "made") == made
+
+
+DYING = """
+import os, signal, sys
+from tokenfeed.server.ingest.__main__ import main
+from tokenfeed.server.storage.objects.buckets import Bucket
+put, moment, count = Bucket.put_new, int(sys.argv[1]), 0
+def put_new(self, key, content):
+    global count
+    count += 1
+    own = count
+    if own == moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = put(self, key, content)
+    if own == -moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+Bucket.put_new = put_new
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.proof)])
+def test_an_upload_that_was_killed_goes_on_and_makes_the_same_objects(
+    weed: Seaweed, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    """Before a request, behind one whose answer nobody noted, and before the manifest."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ingested(*words(texts, tmp_path / "local"))
+    expected = without_manifest(tree(tmp_path / "local"))
+    numbers = [1 + number % len(expected) for number in range(kills - 1)]
+    moments = [len(expected) + 1, *(n * (-1) ** n for n in numbers)]
+    for number, moment in enumerate(moments):
+        folder = f"killed-{kills}-{number}"
+        given = words(f"{PREFIX}/texts", f"{PREFIX}/{folder}")
+        command = [sys.executable, "-c", DYING, str(moment), *given]
+        died = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        there = stored(weed, folder)
+        assert "manifest.json" not in there
+        assert there.items() <= expected.items()
+        ingested(*given)
+        made = stored(weed, folder)
+        assert without_manifest(made) == expected
+        assert "manifest.json" in made
+
+
+def test_objects_of_somebody_else_are_left_alone(
+    weed: Seaweed, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two teams may choose the same folder of a bucket."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    obstore.put(weed.store, "taken/train/000000.ds", b"of somebody else")
+    done = ingest(*words(f"{PREFIX}/texts", f"{PREFIX}/taken"))
+    assert done.returncode == 1
+    assert f"{PREFIX}/taken/train/000000.ds: is there already" in done.stderr
+    there = stored(weed, "taken")
+    assert there["train/000000.ds"] == b"of somebody else"
+    assert "manifest.json" not in there

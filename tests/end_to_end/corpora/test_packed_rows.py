@@ -37,9 +37,9 @@ from tests.support.packed_corpora import (
 )
 from tokenfeed.client.source import failover
 from tokenfeed.errors import RequestError, StreamMismatch, Unreachable
-from tokenfeed.server import pack
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.documents import row_indices
+from tokenfeed.tools import pack
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 T, B, SEED = 13, 4, 7

@@ -56,6 +56,24 @@ def test_the_ddp_example_goes_on_with_fewer_ranks_in_either_format(
 
 @pytest.mark.proof
 @pytest.mark.slow
+def test_the_example_with_a_growing_context_trains_at_three_lengths_on_two_ranks(
+    tmp_path: Path,
+) -> None:
+    """Batches keep their tokens, and the ones before a change are filled up."""
+    printed = torchrun(2, EXAMPLES / "growing_context.py", cwd=tmp_path)
+
+    for shape in ("48 x 512", "24 x 1024", "6 x 4096"):
+        assert f"{shape}, 24576 tokens a step and rank" in printed
+    assert "context length 4096 from sample 15360 on" in printed
+    for rank, padding in ((0, 24), (1, 48)):
+        assert f"rank {rank}: {padding} of 48 rows fill up a batch" in printed
+    losses = re.findall(r"loss of rank 0: (\S+) -> (\S+)", printed)
+    assert float(losses[0][0]) > 5 > 4 > float(losses[2][1])
+    assert "FeedStats(batches=26, tokens=638976," in printed
+
+
+@pytest.mark.proof
+@pytest.mark.slow
 def test_the_jax_example_goes_on_with_fewer_processes(tmp_path: Path) -> None:
     """Like the one before, without torch; process 0 starts the server of all of them. Its short
     form is in tests/end_to_end/training/test_jax.py.

@@ -176,7 +176,7 @@ def test_help_needs_no_extra(command: str, missing: str, installed: Path, tmp_pa
     ("missing", "extra", "command"),
     [
         ("grpc_health", "server", "python -m server --data train.bin"),
-        ("grpc_health", "server", "python -m tokenfeed.server.probe localhost:1"),
+        ("grpc_health", "server", "python -m tokenfeed.tools.probe localhost:1"),
         ("grpc_reflection", "server", "tokenfeed serve --data train.bin"),
         ("torch", "torch", "tokenfeed bench localhost:1"),
         ("pyarrow", "ingest", "tokenfeed ingest . --out out --tokenizer bytes"),
@@ -189,7 +189,6 @@ def test_help_needs_no_extra(command: str, missing: str, installed: Path, tmp_pa
         ("tokenizers", "tokenizer", "tokenfeed show localhost:1 --tokenizer tokenizer.json"),
         ("shtab", "completion", "tokenfeed completion bash"),
         ("pyarrow", "parquet", "tokenfeed manifest x:1 --state s --format parquet --output o"),
-        ("matplotlib", "plot", "tokenfeed plan mix.toml localhost:1 --tokens 9 --plot plan.png"),
     ],
 )
 def test_a_command_says_what_to_install_for_it(

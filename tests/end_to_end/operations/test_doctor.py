@@ -25,7 +25,12 @@ from tests.faults.credentials import (
 )
 from tests.support.far_side import far_side
 from tests.support.ports import free_port
-from tokenfeed.client.__main__ import main
+from tokenfeed.client.transport.credentials import Credentials
+from tokenfeed.errors import TokenfeedError
+from tokenfeed.tools.__main__ import main
+from tokenfeed.tools.doctor.address import Server
+from tokenfeed.tools.doctor.speed import Reader
+from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("tc") is None, reason="needs root, and tc of iproute2"
@@ -192,6 +197,24 @@ def test_a_wrong_name_and_an_expired_certificate_are_named_with_what_it_says(
 
     assert (found.code, found.named) == (13, [(server.address, kind)])
     assert re.search(evidence, found.only["evidence"])
+
+
+def test_a_replica_of_a_name_is_read_under_that_name(
+    serve: Serve, corpus: Path, papers: Papers
+) -> None:
+    """Its certificate has the name, and not the address that the name led to."""
+    server = serve("--data", corpus, *tls(papers.other_host_cert, papers.other_host_key))
+    dataset = pb.Dataset(name="train", longest_file_tokens=50_000, token_bytes=2)
+    described = pb.DescribeResponse(datasets=[dataset])
+    credentials = Credentials(tls_ca=papers.ca)
+
+    def read(authority: str | None) -> None:
+        address = Server("", server.address, authority, "", 0, ())
+        Reader(address, credentials, described, "train", 5.0, batches=1).read()
+
+    read("elsewhere.example.org")
+    with pytest.raises(TokenfeedError, match="Hostname mismatch"):
+        read(None)
 
 
 def test_an_unknown_authority_and_a_missing_client_certificate_are_named(

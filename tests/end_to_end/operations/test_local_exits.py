@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT, WriteTokens
 from tests.faults.interrupts import interrupted
 from tests.support.commands import run
-from tokenfeed.client.__main__ import main
+from tokenfeed.tools.__main__ import main
 
 Captured = pytest.CaptureFixture[str]
 WAYS = ("loop", "state_dict", "let_go")

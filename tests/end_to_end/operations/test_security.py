@@ -76,7 +76,7 @@ def test_a_container_probes_its_health_without_certificate_and_token(
     serve: Serve, corpus: Path, papers: Papers, token_file: Path, tmp_path: Path
 ) -> None:
     """Over a Unix socket of its own, whatever the network needs."""
-    from tokenfeed.server.probe import main
+    from tokenfeed.tools.probe import main
 
     socket = tmp_path / "feed.sock"
     secrets = [*tls(papers.cert, papers.key), "--token-file", token_file]

@@ -17,7 +17,7 @@ import torch
 from tests.conftest import serving
 from tests.support import recorded_run
 from tests.support.recorded_run import RecordedRun, Row, Source, T
-from tokenfeed.client.__main__ import main
+from tokenfeed.tools.__main__ import main
 
 pytestmark = pytest.mark.slow
 

@@ -55,7 +55,7 @@ class Interrupted(Exception):
 
 
 def steps(batches: Iterable[Any], accumulate: int, fail_at: int) -> Iterator[tuple[Any, bool]]:
-    """The loop of docs/training.md: yield the first batch of the step in hand, None if the
+    """The loop of docs/resume-and-ranks.md: yield the first batch of the step in hand, None if the
     optimizer has made its step; and fail at a batch.
     """
     first = None

@@ -350,7 +350,7 @@ assert not [name for name in sys.modules if name.startswith("tokenfeed.server.rp
 
 SHOW = """
 import sys
-from tokenfeed.client.__main__ import main
+from tokenfeed.tools.__main__ import main
 code = main(["show", f"file:{sys.argv[1]}", "--batch-size", "1", "--context-length", "3"])
 assert "torch" not in sys.modules
 sys.exit(code)

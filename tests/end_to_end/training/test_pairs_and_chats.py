@@ -25,9 +25,9 @@ from tests.server.ingest.chats import CHATML
 from tests.server.ingest.corpus import END, write_jsonl, write_parquet
 from tests.server.ingest.running import ingested
 from tests.support import reference
-from tokenfeed.client.__main__ import main
 from tokenfeed.client.source.plane_selection import LossMask
-from tokenfeed.server import inspect
+from tokenfeed.tools import inspect
+from tokenfeed.tools.__main__ import main
 
 T, B, SEED = 96, 8, 3
 ALONE = {"rank": 0, "world_size": 1}

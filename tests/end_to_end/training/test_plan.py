@@ -16,7 +16,7 @@ import pytest
 from client import Mixture, RemoteBatches
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.support.packed_corpora import random_lengths, write_corpus
-from tokenfeed.client.__main__ import main
+from tokenfeed.tools.__main__ import main
 
 T, ROWS = 8, {"web": 60, "code": 40, "math": 10}
 FILE = """
@@ -364,7 +364,6 @@ def test_a_run_over_one_dataset_is_planned_from_its_state(
         ("--state list.json --tokens 9", "--state: is list, not a dict; pass what state_dict()"),
         ("--state state.json --tokens 9", "--tokens: 9 are 2 samples of a run that is at 3"),
         ("mixture.toml --state state.json --tokens 9e9", "mixture: the state is of one dataset"),
-        ("mixture.toml --tokens 9 --plot plot.jpg", "--plot: plot.jpg does not end in .png"),
     ],
 )
 def test_what_cannot_be_planned_ends_in_one_line(
@@ -440,7 +439,7 @@ def test_a_plan_needs_no_torch(mixture: Path, target: str) -> None:
     """It is asked for before a GPU is paid for, on a machine that has none."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from tokenfeed.client.__main__ import main\n"
+        "from tokenfeed.tools.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     words = ["plan", mixture, "--tokens", "1e4", "--context-length", str(T), target]
@@ -451,21 +450,6 @@ def test_a_plan_needs_no_torch(mixture: Path, target: str) -> None:
 
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("mixture of 3 sources")
-
-
-def test_a_plan_is_drawn(mixture: Path, target: str, tmp_path: Path, plan: Plan) -> None:
-    """A PNG file, also in place of an older one; no window is opened for it."""
-    pytest.importorskip("matplotlib", exc_type=ImportError)
-    picture = tmp_path / "plan.png"
-    picture.write_bytes(b"older")
-
-    plan(mixture, "--tokens", "1e4", "--context-length", T, "--plot", picture, target)
-
-    content = picture.read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
-    assert (width, height) == (1500, 750)
-    assert "matplotlib.pyplot" not in sys.modules
 
 
 def test_targets_of_documents_are_said_to_be_those_without_masks(

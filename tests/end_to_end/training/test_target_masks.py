@@ -38,7 +38,6 @@ from tests.support.masked_mixtures import MaskedMixtures
 from tests.support.memory_store import MemoryStore
 from tests.support.targets import starts_plane, targets
 from tests.support.waiting import eventually
-from tokenfeed.client.__main__ import main
 from tokenfeed.client.device.numpy_batch import Note
 from tokenfeed.client.device.transfer import DirectTransfer, PinnedTransfer
 from tokenfeed.client.feed.mixture.recipe import Definition
@@ -54,6 +53,7 @@ from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, dataset_of
 from tokenfeed.server.open_local import LocalDatasets
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.tools.__main__ import main
 from tokenfeed.wire.row_block import Plane
 
 B, T = 5, 11

@@ -208,7 +208,7 @@ def test_a_folder_without_its_listed_ids_is_damaged(
     damage(path)
 
     again = ingest(*words)
-    verified = ingest(tmp_path / "out", module="tokenfeed.server.verify")
+    verified = ingest(tmp_path / "out", module="tokenfeed.tools.verify")
 
     assert again.stderr.startswith(f"error: {path}: is damaged; remove ")
     assert f"error: {path}: is listed in its manifest, but " in verified.stderr
@@ -221,12 +221,12 @@ def test_ids_are_inspected_and_verified(words: tuple[str | Path, ...], tmp_path:
     train = tmp_path / "out" / "train"
     path = train / "000001.ds.ids"
 
-    said = run("-m", "tokenfeed.server.inspect", str(train))
+    said = run("-m", "tokenfeed.tools.inspect", str(train))
 
     first = train / "000000.ds.ids"
     assert f"  document ids: of 2 file(s), the first is {first}\n" in said
-    assert "digest:" in run("-m", "tokenfeed.server.verify", str(train))
+    assert "digest:" in run("-m", "tokenfeed.tools.verify", str(train))
     path.write_bytes(path.read_bytes().replace(b"101\n", b"010\n"))
-    done = ingest(train, module="tokenfeed.server.verify")
+    done = ingest(train, module="tokenfeed.tools.verify")
     assert f"error: {path}: is not the file of ids that its manifest lists" in done.stderr
     assert done.returncode == 1

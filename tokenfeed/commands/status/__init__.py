@@ -5,6 +5,7 @@
     attention.py  a status -> what is wrong, in sentences
     rank_spans.py ranks -> the gaps between them
     words.py      numbers and names -> text
+    view.py       a status -> figures and tables, in the order in which they are shown
 
 The server draws a page of it, the client lines of a terminal; they must not judge differently.
 """

@@ -115,21 +115,6 @@ def settings_of(stream: pb.StreamStatus) -> str:
     return f"{printable(stream.order)} T={stream.context_length} B={stream.batch_size}"
 
 
-def progress_of(stream: pb.StreamStatus) -> tuple[str, ...]:
-    """Return where its trainer is, what was sent to it, rate, both waits, idle time and age of a
-    stream.
-    """
-    return (
-        f"{stream.trainer_sample:,}" if stream.HasField("trainer_sample") else "unknown",
-        f"{stream.next_sample:,}",
-        amount(stream.tokens_per_second),
-        share(stream.waits_for_server),
-        share(stream.waits_for_client),
-        duration(stream.idle_seconds),
-        duration(stream.age_seconds),
-    )
-
-
 def ranks(spans: Sequence[Span], world_size: int) -> str:
     """Return some ranks of a run, such as "ranks 1 to 3 and 5 of 8".  spans: as of `spans_of`."""
     shown = []

@@ -32,16 +32,11 @@ def rate_line(second_bytes: Sequence[int]) -> str:
     )
 
 
-def bar(*shares: tuple[str, float]) -> str:
-    """Draw shares of a whole, side by side.  shares: (class, share in [0, 1])."""
-    shapes = []
-    begin = 0.0
-    for kind, share in shares:
-        width = min(100.0 * max(0.0, share), 100.0 - begin)
-        if width > 0:
-            shapes.append(f'<rect class="{kind}" x="{begin:.0f}" width="{width:.0f}" height="8"/>')
-        begin += width
+def bar(share: float) -> str:
+    """Draw a share of a whole, which is in [0, 1]; another one is drawn as the nearest that is."""
+    width = 100.0 * min(1.0, max(0.0, share))
+    shape = f'<rect class="used" x="0" width="{width:.0f}" height="8"/>' if width > 0 else ""
     return (
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f"{''.join(shapes)}</svg>"
+        f"{shape}</svg>"
     )

@@ -1,5 +1,5 @@
 """The document of the status page, and the headers under which nothing can be loaded or run that
-this module did not write.
+this module did not write. Every text of a view is escaped here.
 """
 
 from __future__ import annotations
@@ -11,37 +11,38 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from tokenfeed.commands.status import words
-from tokenfeed.commands.status.attention import Judgement, health, judge
+from tokenfeed.commands.status.attention import Judgement
 from tokenfeed.commands.status.states import Level
+from tokenfeed.commands.status.view import (
+    CLIENT_COLUMNS,
+    DATASET_COLUMNS,
+    Cell,
+    Column,
+    Figure,
+    Row,
+    Table,
+    View,
+    view_of,
+)
 from tokenfeed.v1 import status_pb2 as pb
 
 from ....runtime.http_server import Page
 from .drawing import bar, rate_line
-from .tables import (
-    CLASSES,
-    DATASET_COLUMNS,
-    MARKS,
-    REFUSAL_COLUMNS,
-    STREAM_COLUMNS,
-    Column,
-    dataset_row,
-    refusal_row,
-    stream_row,
-    table,
-)
 
 _REFRESH_SECONDS = 5
 """Without JavaScript. The script has a time of its own."""
+_MARKS = {Level.PROBLEM: "✖", Level.WARNING: "▲", Level.NOTICE: ""}
+"""The colors alone would not be enough."""
+_CLASSES = {Level.PROBLEM: "problem", Level.WARNING: "warning", Level.NOTICE: "notice"}
 
 
 def status_page(status: pb.GetStatusResponse) -> Page:
     """Return the page."""
-    judgement = judge(status)
+    view = view_of(status)
     style, script = _style(), _asset("page.js")
     title = "tokenfeed"
-    if judgement.points:
-        title = f"({len(judgement.points) + judgement.points_omitted}) {title}"
+    if view.judgement.points:
+        title = f"({len(view.judgement.points) + view.judgement.points_omitted}) {title}"
     document = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -49,8 +50,9 @@ def status_page(status: pb.GetStatusResponse) -> Page:
 <noscript><meta http-equiv="refresh" content="{_REFRESH_SECONDS}"></noscript>
 <style>{style}</style></head>
 <body><p id="stale" role="alert" hidden></p>
-<main>{_header(status)}{_attention(judgement)}{_figures(status)}
-{_datasets(status)}{_clients(status, judgement)}{_refusals(status)}{_meanings()}</main>
+<main>{_header(view)}{_attention(view.judgement)}
+<dl class="figures">{"".join(map(_figure, view.figures))}</dl>
+{"".join(map(_section, view.tables))}{_meanings(view.tables)}</main>
 <script>{script}</script></body></html>
 """
     return Page(_headers(style, script), document.encode())
@@ -60,9 +62,9 @@ def status_page(status: pb.GetStatusResponse) -> Page:
 def _style() -> str:
     """Return the style. On a narrow screen each row is a card, and its cells have the headings."""
     labels = "".join(
-        f'.{name} td:nth-child({place})::before {{ content: "{column[0]}"; }}\n'
-        for name, columns in (("datasets", DATASET_COLUMNS), ("clients", STREAM_COLUMNS))
-        for place, column in enumerate(columns, 1)
+        f'.{name} td:nth-child({place})::before {{ content: "{column.heading}"; }}\n'
+        for name, columns in (("datasets", DATASET_COLUMNS), ("clients", CLIENT_COLUMNS))
+        for place, column in enumerate((one for one in columns if one.below is None), 1)
     )
     return f"{_asset('page.css')}@media (max-width: 760px) {{\n{labels}}}\n"
 
@@ -94,90 +96,100 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _header(status: pb.GetStatusResponse) -> str:
-    level, word = health(status)
-    mark = MARKS[level] or "●"
-    version = escape(words.printable(status.server_version))
+def _header(view: View) -> str:
+    mark = _MARKS[view.level] or "●"
     return (
-        f'<header><h1>tokenfeed <span class="version">{version}</span></h1>'
-        f'<p><strong class="health {CLASSES[level]}">{mark} {escape(word)}</strong> '
-        f"<span>up {words.age(status)}, since {words.time(status.started_ms)}</span> "
-        f'<span>as of <time id="now">{words.time(status.now_ms)}</time></span></p></header>'
+        f'<header><h1>tokenfeed <span class="version">{escape(view.version)}</span></h1>'
+        f'<p><strong class="health {_CLASSES[view.level]}">{mark} {escape(view.health)}</strong> '
+        f"<span>up {view.age}, since {view.started}</span> "
+        f'<span>as of <time id="now">{view.now}</time></span></p></header>'
     )
 
 
 def _attention(judgement: Judgement) -> str:
     points = "".join(
-        f'<li class="{CLASSES[point.level]}"><span class="mark" aria-hidden="true">'
-        f"{MARKS[point.level]}</span> <bdi>{escape(point.text)}</bdi></li>"
+        f'<li class="{_CLASSES[point.level]}"><span class="mark" aria-hidden="true">'
+        f"{_MARKS[point.level]}</span> <bdi>{escape(point.text)}</bdi></li>"
         for point in judgement.points
     )
     if judgement.points_omitted:
         points += f'<li class="notice">And {judgement.points_omitted:,} more.</li>'
     shown = f"<ul>{points}</ul>" if points else '<p class="quiet">Nothing.</p>'
-    kind = CLASSES[max((point.level for point in judgement.points), default=Level.NOTICE)]
+    kind = _CLASSES[max((point.level for point in judgement.points), default=Level.NOTICE)]
     return (
         f'<section class="attention {kind}" aria-labelledby="attention">'
         f'<h2 id="attention">What needs attention</h2>{shown}</section>'
     )
 
 
-def _figures(status: pb.GetStatusResponse) -> str:
-    used, limit = status.anonymous_bytes, status.memory_limit_bytes
-    share = used / limit if limit else 0.0
-    refused = sum(each.count for each in status.refusals)
-    figures = (
-        ("Sends", f"{words.size(status.bytes_per_second)}/s", rate_line(status.second_bytes)),
-        (
-            "Open streams",
-            f"{status.streams_open:,} <small>of about {status.streams_max:,}</small>",
-            bar(("used", status.streams_open / max(1, status.streams_max))),
-        ),
-        (
-            "Memory, without files",
-            f"{words.size(used)} <small>of {words.size(limit)}</small>",
-            bar(("used", share)),
-        ),
-        ("Threads", f"{status.threads:,}", ""),
-        ("Calls refused", f"{refused:,} <small>since the start</small>", ""),
-        ("Clients cut off", f"{status.evictions:,} <small>since the start</small>", ""),
-    )
-    tiles = "".join(
-        f"<div><dt>{name}</dt><dd>{value}{drawn}</dd></div>" for name, value, drawn in figures
-    )
-    return f'<dl class="figures">{tiles}</dl>'
+def _figure(figure: Figure) -> str:
+    value, more = figure.value, figure.of or figure.since
+    of = f" <small>{escape(more)}</small>" if more else ""
+    return f"<div><dt>{figure.name}</dt><dd>{escape(value.text)}{of}{_drawn(value)}</dd></div>"
 
 
-def _datasets(status: pb.GetStatusResponse) -> str:
-    rows = map(dataset_row, sorted(status.datasets, key=lambda each: not each.lost))
-    return f"<section><h2>Datasets</h2>{table('datasets', DATASET_COLUMNS, rows)}</section>"
-
-
-def _clients(status: pb.GetStatusResponse, judgement: Judgement) -> str:
-    if not status.streams:
-        return '<section><h2>Clients</h2><p class="quiet">No client has read yet.</p></section>'
-    shown = table("clients", STREAM_COLUMNS, map(stream_row, judgement.streams))
-    count = len(judgement.streams)
-    omitted = ""
-    if status.streams_omitted:
+def _section(table: Table) -> str:
+    """Return a table under its title, if there is anything to say."""
+    if not table.rows:
+        empty = f'<p class="quiet">{table.empty}</p>'
+        return f"<section><h2>{table.title}</h2>{empty}</section>" if table.empty else ""
+    total = omitted = ""
+    if table.name == "clients":
+        total = f" <small>{len(table.rows) + table.omitted:,}</small>"
+    if table.omitted:
         omitted = (
-            f'<p class="omitted">{status.streams_omitted:,} more are not listed: '
-            f"these {count:,} were sent rows last.</p>"
+            f'<p class="omitted">{table.omitted:,} more are not listed: '
+            f"these {len(table.rows):,} were sent rows last.</p>"
         )
-    total = f"<small>{count + status.streams_omitted:,}</small>"
-    return f"<section><h2>Clients {total}</h2>{omitted}{shown}</section>"
+    return f"<section><h2>{table.title}{total}</h2>{omitted}{_table(table)}</section>"
 
 
-def _refusals(status: pb.GetStatusResponse) -> str:
-    if not status.refusals:
-        return ""
-    shown = table("refusals", REFUSAL_COLUMNS, map(refusal_row, status.refusals))
-    return f"<section><h2>Calls refused since the start</h2>{shown}</section>"
+def _table(table: Table) -> str:
+    """Return a table that scrolls by itself where it is too wide."""
+    heads = "".join(
+        f'<th scope="col"{_class(column)} title="{escape(column.meaning)}">'
+        f"{escape(column.heading)}</th>"
+        for column in table.columns
+        if column.below is None
+    )
+    rows = "".join(_row(table.columns, row) for row in table.rows)
+    return (
+        f'<div class="table" role="region" aria-label="{table.name}" tabindex="0">'
+        f'<table class="{table.name}"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
 
 
-def _meanings() -> str:
-    tables = (("Datasets", DATASET_COLUMNS), ("Clients", STREAM_COLUMNS))
-    lists = "".join(f"<h3>{name}</h3><dl>{_terms(columns)}</dl>" for name, columns in tables)
+def _row(columns: Sequence[Column], row: Row) -> str:
+    cells: list[str] = []
+    for column, cell in zip(columns, row.cells, strict=True):
+        text = escape(cell.text)
+        if column.below is not None:
+            cells[-1] += f"<small>{column.below}{text}</small>"
+            continue
+        if column.kind in ("state", "status"):
+            text = f"{_MARKS[row.level]} {text}"
+        if cell.title:
+            text = f'<span title="{escape(cell.title)}">{text}</span>'
+        drawn = _drawn(cell)
+        cells.append(f"<td{_class(column)}>{drawn}{' ' * bool(drawn)}{text}")
+    return f'<tr class="{_CLASSES[row.level]} {row.kind}">{"</td>".join(cells)}</td></tr>'
+
+
+def _drawn(cell: Cell) -> str:
+    if cell.line is not None:
+        return rate_line(cell.line)
+    return "" if cell.share is None else bar(cell.share)
+
+
+def _class(column: Column) -> str:
+    return f' class="{column.kind}"' if column.kind else ""
+
+
+def _meanings(tables: Sequence[Table]) -> str:
+    lists = "".join(
+        f"<h3>{table.title}</h3><dl>{_terms(table.columns)}</dl>" for table in tables if table.rows
+    )
     return (
         '<details id="meanings"><summary>What the columns mean</summary>'
         f'<div class="meanings">{lists}</div></details>'
@@ -185,4 +197,6 @@ def _meanings() -> str:
 
 
 def _terms(columns: Sequence[Column]) -> str:
-    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(what)}</dd>" for name, _, what in columns)
+    return "".join(
+        f"<dt>{escape(each.heading)}</dt><dd>{escape(each.meaning)}</dd>" for each in columns
+    )

@@ -21,16 +21,17 @@ import pytest
 from tests.conftest import WriteTokens
 from tests.support.redacted_corpora import ERASE, has_attributes, redact
 from tokenfeed.errors import InvalidCorpus
-from tokenfeed.server.cli.redact import main
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import PlaneOptions
-from tokenfeed.server.datasets.redactions import erased_files, erasing
+from tokenfeed.server.datasets.redactions import erased_files
 from tokenfeed.server.datasets.sources import DatasetSource
-from tokenfeed.server.inspect import main as inspect
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.verify import main as verify
 from tokenfeed.stream import identity
+from tokenfeed.tools.inspect import main as inspect
+from tokenfeed.tools.redact import erasing
+from tokenfeed.tools.redact.__main__ import main
+from tokenfeed.tools.verify import main as verify
 
 UNLISTED = "has erased tokens"
 

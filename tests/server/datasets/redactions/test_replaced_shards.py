@@ -23,7 +23,6 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
-from tokenfeed.server.datasets.redactions import erasing
 from tokenfeed.server.datasets.redactions.redacted_rows import Redactor
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.rows.reader import RowReader
@@ -32,6 +31,7 @@ from tokenfeed.server.storage.exchanges import EXCHANGES
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
+from tokenfeed.tools.redact import erasing
 from tokenfeed.wire.request import Request
 
 Open = Callable[..., Dataset]

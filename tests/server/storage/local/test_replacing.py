@@ -19,8 +19,8 @@ import pytest
 
 from tests.conftest import ROOT, WriteTokens
 from tests.support.redacted_corpora import ERASE, has_attributes, redact
-from tokenfeed.server.cli.redact import main
-from tokenfeed.server.datasets.redactions import erasing
+from tokenfeed.tools.redact import erasing
+from tokenfeed.tools.redact.__main__ import main
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
@@ -58,7 +58,7 @@ def test_a_full_disk_stops_it_before_it_begins(tmp_path: Path) -> None:
     """Nothing is lost, and the same command goes on once there is room."""
     code = (
         "import os, sys, numpy; from pathlib import Path; "
-        "from tokenfeed.server.cli.redact import main; "
+        "from tokenfeed.tools.redact.__main__ import main; "
         "path = Path(sys.argv[1]) / 'a.bin'; numpy.arange(1, 20_000).astype('<u2').tofile(path); "
         "words = [str(path), '--range=0:5:9', '--erase', '--no-delimiter']; "
         "before = path.read_bytes(); assert main(words) == 1; assert path.read_bytes() == before; "
@@ -94,7 +94,7 @@ def given_to_nobody(tmp_path: Path, folder_owner: int = 65534) -> Path:
 def redact_as_nobody(*words: object, dies: bool = False) -> subprocess.CompletedProcess[str]:
     """Run `tokenfeed redact` as another user; dies: at the third rename."""
     code = (
-        "import os, sys; from tokenfeed.server.cli.redact import main;"
+        "import os, sys; from tokenfeed.tools.redact.__main__ import main;"
         " from tests.support.dying import die_at;"
         " os.setgroups([]); os.setgid(65534); os.setuid(65534);"
         f" {dies} and die_at('replace', 3, ('replace',)); sys.exit(main(sys.argv[1:]))"

@@ -236,10 +236,10 @@ def test_an_empty_object_is_named(store: ObjectServer) -> None:
         assert (file.head, file.size_bytes) == (b"", 0)
 
 
-def test_text_is_not_ingested_from_a_store(store: ObjectServer) -> None:
-    """Its readers read files of this machine."""
+def test_a_server_does_not_ingest_text_of_a_store(store: ObjectServer) -> None:
+    """What its cache has of it could not be compared with what is there at the next start."""
     store.put("bucket/text/a.jsonl", b'{"text": "a"}\n')
-    with pytest.raises(InvalidCorpus, match="is text that is not on this machine: download it"):
+    with pytest.raises(InvalidCorpus, match="is text in an object store: make tokens of it first"):
         parse_text(["s3://bucket/text"])
 
 

@@ -155,6 +155,24 @@ def test_what_is_not_listed_is_counted() -> None:
     assert "1,235" in text
 
 
+def test_what_comes_from_object_stores_is_shown_where_there_are_any() -> None:
+    """Each request is paid for."""
+    requests = [
+        pb.ObjectRequests(reason="row", requests=3400, bytes=3 << 30),
+        pb.ObjectRequests(reason="later", requests=2, bytes=1 << 20),
+    ]
+
+    shown = page(status(object_requests=requests))
+
+    assert "From object stores" in shown.texts
+    assert "in 3,402 requests" in shown.texts
+    assert [row for row in shown.rows["objects"] if row] == [
+        ["rows", "3,400", "3.00 GiB"],
+        ["later", "2", "1.00 MiB"],
+    ]
+    assert "objects" not in page(status()).rows
+
+
 def test_an_empty_server_has_a_page() -> None:
     """The first thing that is looked at after a start."""
     assert "No client has read yet." in page(pb.GetStatusResponse()).texts
@@ -250,8 +268,5 @@ def test_a_line_is_drawn_to_its_own_scale_and_ends_now() -> None:
 
 def test_bars_stay_in_their_frame() -> None:
     """Whatever the shares are."""
-    assert re.findall(r'x="(\d+)" width="(\d+)"', bar(("a", 0.75), ("b", 0.75))) == [
-        ("0", "75"),
-        ("75", "25"),
-    ]
-    assert "rect" not in bar(("a", -1.0))
+    widths = [re.findall(r'<rect .*width="(\d+)"', bar(share)) for share in (0.75, 1.5, -1.0)]
+    assert widths == [["75"], ["100"], []]

@@ -1,7 +1,0 @@
-"""tokenfeed plan: what a mixture will do, known from the sizes of its datasets alone.
-
-run.py      the command
-input.py    what it is asked for: a mixture, a saved state, a number of tokens
-report.py   a forecast as text, and as JSON
-picture.py  the shares of the sources, drawn
-"""

@@ -1,0 +1,153 @@
+"""An ingest whose shards end in an object store: made in a folder of this machine, then uploaded.
+
+Each object is stored by one request, so that it is there as a whole or not at all, and never in
+place of another one; the manifest comes last. What was uploaded is noted beside the folder, and not
+sent again after a kill.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import partial
+from mmap import ACCESS_READ, mmap
+from typing import Any
+
+from tokenfeed.errors import InvalidCorpus, WriteFailed
+
+from ..datasets.sources.manifest import NAME as MANIFEST
+from ..datasets.sources.manifest import read_manifest
+from ..runtime.threads.parallel import map_in_threads
+from ..storage.objects.buckets import Bucket
+from ..storage.objects.counts import INDEX
+from ..storage.objects.door import patient
+from ..storage.objects.urls import Url
+from .job import Job
+from .output.shard_writer import write_errors
+from .progress import Progress
+from .run import SPLITS, ingest, require_same_job
+from .tokenize.execution import Encoder
+
+_UPLOADS = 4
+"""Objects that are sent at once."""
+_ANSWER_SECONDS = 3600.0
+_COMPARED_BYTES = 8 << 20
+_CURE = "finished work is kept; run the same command again"
+
+
+def ingest_to_store(
+    job: Job,
+    out: str,
+    folder: str,
+    executor: Encoder,
+    *,
+    strict: bool,
+    wait: bool,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Make shards of text in an object store; resumes an interrupted run.
+
+    out: URL of a folder in a bucket.  folder: of this machine, where shards are made; it has room
+    for all of them, and is removed at the end.  strict, wait: as for `ingest`.
+    Returns: the manifest.  Raises: as `ingest`.
+    """
+    made = read_manifest(out)
+    if made is None:
+        made = ingest(job, folder, executor, strict=strict, wait=wait, progress=progress)
+        _upload(folder, out)
+    require_same_job(out, made.get("job"), job)
+    with write_errors(folder):
+        for path in (folder, _noted(folder)):
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            elif os.path.exists(path):
+                os.unlink(path)
+    return made
+
+
+def _noted(folder: str) -> str:
+    return f"{folder}.uploaded"
+
+
+class _Notes:
+    """Which objects were uploaded: a line of tag and name each, in a file beside the folder."""
+
+    def __init__(self, path: str) -> None:
+        """Read it, if there is one.  Raises: OSError."""
+        self._path = path
+        self._tags: dict[str, str] = {}
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                lines = [line for line in file if line.endswith("\n")]
+            self._tags = {
+                name: tag for tag, _, name in (line[:-1].partition("\t") for line in lines)
+            }
+
+    def tag(self, name: str) -> str | None:
+        """Return the tag that an object had when it was uploaded, None if it was not."""
+        return self._tags.get(name)
+
+    def add(self, name: str, tag: str) -> None:
+        """Note an object.  Raises: OSError."""
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(f"{tag}\t{name}\n")
+
+
+def _upload(folder: str, out: str) -> None:
+    """Store the files of a folder, its manifest last.  Raises: WriteFailed."""
+    url = Url.parse(out)
+    names = [
+        f"{split}/{name}"
+        for split in SPLITS
+        if os.path.isdir(os.path.join(folder, split))
+        for name in sorted(os.listdir(os.path.join(folder, split)))
+    ]
+    with write_errors(out):
+        bucket, notes = Bucket(url, answer_seconds=_ANSWER_SECONDS), _Notes(_noted(folder))
+        try:
+            store = partial(_store, bucket, url.key, folder, notes)
+            for _ in map_in_threads(store, names, _UPLOADS, "tokenfeed-upload"):
+                pass
+            store(MANIFEST)
+        except InvalidCorpus as error:
+            raise WriteFailed(error.subject, f"{error.problem}; {_CURE}") from error
+
+
+def _store(bucket: Bucket, key: str, folder: str, notes: _Notes, name: str) -> None:
+    """Store a file, unless that was done.
+
+    key: of the folder in the bucket.  name: of the file in both folders.
+    Raises: OSError; InvalidCorpus; WriteFailed if there is another object of this name.
+    """
+    own = f"{key}/{name}".lstrip("/")
+    path = f"{bucket.url.bucket}/{own}"
+    noted = notes.tag(name)
+    if noted is not None:
+        found = patient(path, lambda: bucket.head(own))
+        if found is not None and found.tag == noted:
+            return
+    with open(os.path.join(folder, name), "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        content = mmap(file.fileno(), 0, access=ACCESS_READ) if size_bytes else b""
+        tag = patient(path, lambda: bucket.put_new(own, content))
+        if tag is None:
+            tag = _tag_of_same(bucket, own, path, content)
+    notes.add(name, tag)
+
+
+def _tag_of_same(bucket: Bucket, key: str, path: str, content: bytes | mmap) -> str:
+    """Return the tag of an object that has a content: that of a request whose answer was lost.
+
+    Raises: WriteFailed if it has another one.
+    """
+    pin = patient(path, lambda: bucket.head(key))
+    if pin is not None and pin.size_bytes == len(content):
+        for first in range(0, len(content), _COMPARED_BYTES):
+            end = min(first + _COMPARED_BYTES, len(content))
+            get = partial(bucket.get, key, first, end, pin, INDEX)
+            if bytes(patient(path, get)[0]) != content[first:end]:
+                break
+        else:
+            return pin.tag
+    problem = "is there already, and is not from this ingest"
+    raise WriteFailed(path, f"{problem}; remove it, or pass another --out")

@@ -1,0 +1,105 @@
+"""The trainers for transformers and TRL, by their form: `make adapters` runs both themselves."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from client import InvalidRequest, RemoteBatches
+from tests.client.adapters.conftest import Adapter, T
+
+TRAINER = """
+from types import SimpleNamespace
+
+class TrainerCallback:
+    pass
+
+class Trainer:
+    def __init__(self, model=None, args=None, *, train_dataset=None, eval_dataset=None, **given):
+        self.prepared, self.eval_dataset, self.callbacks = train_dataset, eval_dataset, []
+        self.args = SimpleNamespace(n_gpu=0, world_size=1, **vars(args or SimpleNamespace()))
+        self.control = SimpleNamespace()
+
+    def get_cp_size(self):
+        return 2 if getattr(self.args, "splits_rows", False) else 1
+
+    def get_sp_size(self):
+        return 1
+
+    def add_callback(self, callback):
+        self.callbacks.append(callback)
+
+    def get_batch_samples(self, batches, count, device):
+        return list(batches)[:count], None
+"""
+STAND_INS = {
+    "transformers/__init__.py": TRAINER,
+    "transformers/trainer_callback.py": "class ExportableState:\n    pass\n",
+    "transformers/trainer_utils.py": "class SaveStrategy:\n    STEPS = 'steps'\n",
+    "datasets.py": "class Dataset:\n    from_dict = staticmethod(lambda rows: rows)\n",
+    "trl.py": "from transformers import Trainer\n\nclass SFTTrainer(Trainer):\n    pass\n",
+}
+
+
+@pytest.fixture
+def module(adapter: Adapter) -> ModuleType:
+    return adapter("trl", STAND_INS)
+
+
+def trainer_of(module: ModuleType, corpus: str, **given: Any) -> Any:
+    feed = RemoteBatches(corpus, 2, T, order="packed", seed=3)
+    arguments = {"max_steps": 3, "gradient_accumulation_steps": 2}
+    args = SimpleNamespace(**arguments, **given.pop("args", {}))
+    return module.FeedSFTTrainer(None, args, **{"train_dataset": feed, **given})
+
+
+def test_a_trainer_prepares_one_row_that_is_none_of_the_feed(
+    module: ModuleType, corpus: str
+) -> None:
+    """Whatever looks at a dataset in a constructor would take rows from the training."""
+    trainer = trainer_of(module, corpus)
+    assert trainer.prepared == {"input_ids": [[0]], "labels": [[0]]}
+    assert trainer.feed_state()["sample"] == 0
+
+
+def test_a_step_has_the_batches_of_the_feed_and_its_state_is_before_it(
+    module: ModuleType, corpus: str
+) -> None:
+    """Until the optimizer has made the step: its callback says so."""
+    trainer = trainer_of(module, corpus)
+    expected = RemoteBatches(corpus, 2, T, order="packed", seed=3).batches()
+    numbers = iter(trainer.get_train_dataloader())
+    for step in range(3):
+        assert trainer.feed_state()["sample"] == 4 * step
+        inputs, _ = trainer.get_batch_samples(numbers, 2, None)
+        assert trainer.feed_state()["sample"] == 4 * step
+        for found, batch in zip(inputs, expected, strict=False):
+            for name, value in batch.as_kwargs("transformers").items():
+                assert found[name] is value or (found[name] == value).all(), name
+        for callback in trainer.callbacks:
+            callback.on_optimizer_step(trainer.args, None, trainer.control)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("packing", {"args": {"packing": True}}),
+        ("padding_free", {"args": {"padding_free": True}}),
+        ("assistant_only_loss", {"args": {"assistant_only_loss": True}}),
+        ("completion_only_loss", {"args": {"completion_only_loss": False}}),
+        ("formatting_func", {"formatting_func": len}),
+        ("compute_loss_func", {"compute_loss_func": len}),
+        ("label_smoothing_factor", {"args": {"label_smoothing_factor": 0.1}}),
+        ("auto_find_batch_size", {"args": {"auto_find_batch_size": True}}),
+        ("parallelism_config", {"args": {"splits_rows": True}}),
+        ("train_dataset", {"train_dataset": [1, 2]}),
+    ],
+)
+def test_what_would_be_silently_wrong_is_refused_by_name(
+    module: ModuleType, corpus: str, name: str, given: dict[str, Any]
+) -> None:
+    """The error names the argument that has to go."""
+    with pytest.raises(InvalidRequest, match=f"^{name}: "):
+        trainer_of(module, corpus, **given)

@@ -1,0 +1,181 @@
+"""What arrived in the long run, and what has to arrive: the one written down by the trainers, the
+other computed from the files by the second implementation (tests/support/reference.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support import reference
+
+T = 256
+SEED = 20_26
+ORDER_OF = {"web": "shuffled-1", "code": "random-1", "math": "sequential-1", "books": "packed-1"}
+FILL = 7
+ENTRY = np.dtype([("sample", "<i8"), ("source", "<i2"), ("digest", "S16")])
+
+
+def entries(batch: Any) -> np.ndarray:
+    """Return an ENTRY for each row of a batch of `NumpyBatches.batches()`."""
+    found = np.empty(len(batch.tokens), ENTRY)
+    found["sample"], found["source"] = batch.sample, batch.source
+    found["digest"] = [digest(row) for row in batch.tokens]
+    return found
+
+
+def digest(tokens: np.ndarray) -> bytes:
+    """Return 16 bytes, none of them a zero at the end, which an array of bytes would lose."""
+    return hashlib.sha256(np.ascontiguousarray(tokens, "<u2").tobytes()).hexdigest()[:16].encode()
+
+
+@dataclass
+class Stream:
+    """What was asked for: weights and redactions, each from a sample on.
+
+    asked: (sample, weight of each source).  lists: (sample, source, list) of each redaction.
+    """
+
+    asked: list[tuple[int, list[int]]]
+    lists: list[tuple[int, int, reference.RedactionList]] = field(default_factory=list)
+
+    @property
+    def stages(self) -> list[reference.Stage]:
+        """The stages that were asked for."""
+        return reference.stages(self.asked)
+
+    def copy(self) -> Stream:
+        """Return the same, for a checkpoint."""
+        return Stream(list(self.asked), list(self.lists))
+
+
+@dataclass
+class Corpora:
+    """The files of the sources.
+
+    files: tokens of each file of each source, uint16.  lengths: of the documents of each file of
+    the source that is packed.
+    """
+
+    files: dict[str, list[np.ndarray]]
+    lengths: list[list[int]]
+
+    @cached_property
+    def packed_rows(self) -> list[list[list[int]]]:
+        """The rows of the source that is packed."""
+        return reference.packed_rows(self.lengths, T)
+
+    def pieces(self, source: int, own: int) -> list[list[int]]:
+        """Return [file, first token, length] of each piece of a row.  own: its sample within the
+        order of the source.
+        """
+        name = list(ORDER_OF)[source]
+        if ORDER_OF[name] == "packed-1":
+            rows = self.packed_rows
+            return rows[reference.place("packed-1", SEED, len(rows), own)]
+        counts = [tokens.size for tokens in self.files[name]]
+        file, first = reference.window(ORDER_OF[name], SEED, counts, T, own)
+        return [[file, first, T + 1]]
+
+    def tokens(self, source: int, pieces: list[list[int]]) -> np.ndarray:
+        """Return the tokens of a row, uint16[T + 1]."""
+        files = self.files[list(ORDER_OF)[source]]
+        row = np.zeros(T + 1, "<u2")
+        parts = [files[file][first : first + n] for file, first, n in pieces]
+        joined = np.concatenate(parts)
+        row[: joined.size] = joined
+        return row
+
+
+class Rows:
+    """The rows of a stream."""
+
+    def __init__(self, corpora: Corpora, stream: Stream) -> None:
+        """Compute its stages."""
+        self._corpora, self._stream = corpora, stream
+        self._stages = stream.stages
+        self._begins = [stage.first_sample for stage in self._stages]
+
+    def source(self, sample: int) -> tuple[int, int]:
+        """Return the source of a sample, and its sample in the order of that one."""
+        number = bisect_right(self._begins, sample) - 1
+        return reference.stage_place(SEED, number, self._stages[number], sample)
+
+    def pieces(self, sample: int) -> list[list[int]]:
+        """Return [file, first token, length] of each piece of a row."""
+        return self._corpora.pieces(*self.source(sample))
+
+    def entry(self, sample: int) -> tuple[int, int, bytes]:
+        """Return what has to be written down of a sample."""
+        source, own = self.source(sample)
+        pieces = self._corpora.pieces(source, own)
+        tokens = self._corpora.tokens(source, pieces)
+        lists = [one for begin, of, one in self._stream.lists if begin <= sample and of == source]
+        if any(touches(piece, one) for one in lists for piece in pieces):
+            sent, _ = reference.redacted_row(tokens.tolist(), pieces, lists)
+            tokens = np.array(sent, "<u2")
+        return sample, source, digest(tokens)
+
+
+def touches(piece: list[int], one: reference.RedactionList) -> bool:
+    """Whether a list redacts a token of a piece."""
+    file, first, n = piece
+    return any(f == file and begin < first + n and end > first for f, begin, end in one.ranges)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive steps of the ranks of a job.
+
+    folder: with the ledger of each rank.  steps: how many of it are in the run; what the ranks did
+    behind them was forgotten when they were killed, and came again.  stream: as it was at the end.
+    """
+
+    folder: Path
+    batch_size: int
+    world_size: int
+    first_sample: int
+    steps: int
+    stream: Stream
+
+    @property
+    def end_sample(self) -> int:
+        """The sample behind those that are in the run."""
+        return self.first_sample + self.steps * self.batch_size * self.world_size
+
+    def compare(self, corpora: Corpora) -> Counter[str]:
+        """Count rows that are right, wrong, lost, and forgotten (which have to be right too)."""
+        rows, counts = Rows(corpora, self.stream), Counter()
+        per_step = self.batch_size * self.world_size
+        for rank in range(self.world_size):
+            found = np.fromfile(self.folder / f"rank-{rank}", ENTRY)
+            # A trainer that was killed may have written a part of a batch.
+            found = found[: found.size // self.batch_size * self.batch_size]
+            kept = self.steps * self.batch_size
+            counts["lost"] += max(0, kept - found.size)
+            counts["forgotten"] += max(0, found.size - kept)
+            for number, entry in enumerate(found.tolist()):
+                step, row = divmod(number, self.batch_size)
+                due = self.first_sample + step * per_step + rank * self.batch_size + row
+                is_right = entry == rows.entry(due)
+                counts["right" if is_right else "wrong"] += 1
+        counts["right"] -= counts["forgotten"]
+        return counts
+
+
+def compared(corpora: Corpora, stretches: Sequence[Stretch]) -> Counter[str]:
+    """Compare all that arrived, in as many processes as there are processors."""
+    corpora.packed_rows  # noqa: B018 - once, and not in each process
+    with ProcessPoolExecutor() as pool:
+        parts = pool.map(Stretch.compare, stretches, repeat(corpora))
+        return sum(parts, Counter())

@@ -1,0 +1,227 @@
+"""Examines one server, layer by layer, up to the rows of its datasets.
+
+A layer that fails explains itself and ends the examination, since those above it cannot work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+from tokenfeed.client.transport.channel import Channel
+from tokenfeed.client.transport.credentials import Credentials
+from tokenfeed.errors import NotFound, TokenfeedError
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+
+from .address import Server, resolve, shown, unresolved
+from .findings import Diagnosis, Finding
+from .network import Connection, connect
+from .proxy import explained
+from .report import ServerReport
+from .rpc import Answer, ask, refused
+from .speed import Load, Reader, load, slowness
+from .tls import check_plaintext, check_tls
+
+_DATASETS_MAX = 16
+"""Datasets of a server that are shown, and of which a batch is read."""
+_HASH_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for on the command line, and what the environment has."""
+
+    credentials: Credentials
+    environment: Mapping[str, str]
+    dataset: str
+    seconds: float
+    timeout_seconds: float
+    tokens_per_second: float
+
+
+@dataclass(slots=True)
+class Probe:
+    """A server, what the report has of it, and its answer if all layers up to it work."""
+
+    server: Server
+    report: ServerReport
+    connection: Connection | None = None
+    answer: Answer | None = None
+
+
+def servers_of(target: str, settings: Settings) -> list[Server] | Probe:
+    """Return the servers of a target; or, if its name is not known, what the report has of it."""
+    try:
+        return resolve(target, settings.timeout_seconds)
+    except Diagnosis as diagnosis:
+        unknown = unresolved(target)
+        finding = explained(
+            diagnosis.finding, unknown, settings.environment, settings.timeout_seconds
+        )
+        return Probe(unknown, ServerReport(target, findings=[finding]))
+
+
+def examine(server: Server, settings: Settings) -> Probe:
+    """Examine a server up to its answer to Describe."""
+    probe = Probe(server, ServerReport(server.name))
+    try:
+        _examine(probe, settings)
+    except Diagnosis as diagnosis:
+        probe.report.findings.append(diagnosis.finding)
+    return probe
+
+
+def _examine(probe: Probe, settings: Settings) -> None:
+    server, report = probe.server, probe.report
+    if not isinstance(server.places, str):
+        addresses = [shown(place) for place in server.places]
+        report.add("address", ", ".join(addresses), addresses=addresses)
+    try:
+        connection = connect(server, settings.timeout_seconds)
+    except Diagnosis as diagnosis:
+        finding = explained(
+            diagnosis.finding, server, settings.environment, settings.timeout_seconds
+        )
+        raise Diagnosis(finding) from None
+    place = connection.place
+    report.add(
+        "connects",
+        f"{shown(place)} in {1000 * connection.seconds:.2f} ms",
+        connect_seconds=connection.seconds,
+    )
+    if settings.credentials.tls_ca is None or isinstance(place, str):
+        check_plaintext(server, place, settings.timeout_seconds)
+        report.add("speaks", "HTTP/2 in plaintext")
+    else:
+        certificate = check_tls(server, place, settings.credentials, settings.timeout_seconds)
+        report.add("speaks", f"TLS; {certificate or 'its certificate is accepted'}")
+    try:
+        channel = _channel(server, settings, 0)
+    except TokenfeedError as error:
+        raise Diagnosis(refused(server, settings.credentials, error)) from None
+    with closing(channel):
+        answer = ask(channel, server, settings.credentials, settings.timeout_seconds)
+    probe.connection, probe.answer = connection, answer
+    _show_answer(report, answer)
+
+
+def read(probe: Probe, settings: Settings) -> None:
+    """Read a batch of each dataset of a server that answers, and measure the speed of one."""
+    answer, connection = probe.answer, probe.connection
+    if answer is None or connection is None:
+        return
+    server, report = probe.server, probe.report
+    dataset = ""
+    try:
+        for dataset in _readable(answer.described):
+            _reader(server, answer, dataset, settings, batches=1).read()
+        dataset = settings.dataset or _largest(answer.described)
+        if settings.dataset and all(dataset != each.name for each in answer.described.datasets):
+            raise NotFound("--dataset", f"{dataset!r} is not served")
+        if settings.seconds == 0 or dataset not in _readable(answer.described, None):
+            return
+        _measure(probe, answer, connection, dataset, settings)
+    except TokenfeedError as error:
+        report.findings.append(refused(server, settings.credentials, error, dataset))
+
+
+def _measure(
+    probe: Probe, answer: Answer, connection: Connection, dataset: str, settings: Settings
+) -> None:
+    """Measure how fast rows of a dataset arrive; on two connections too, if that is too slow."""
+    alone = _load(probe.server, answer, connection, dataset, settings, 1)
+    probe.report.add(
+        "speed",
+        f"{alone.tokens_per_second / 1e6:.1f} million tokens/s of {dataset} "
+        f"({alone.mbit_per_second:.0f} Mbit/s), first rows after {1000 * alone.first_seconds:.0f} "
+        "ms",
+        tokens_per_second=alone.tokens_per_second,
+        mbit_per_second=alone.mbit_per_second,
+        first_rows_seconds=alone.first_seconds,
+    )
+    if alone.tokens_per_second < settings.tokens_per_second:
+        together = _load(probe.server, answer, connection, dataset, settings, 2)
+        finding = slowness(
+            probe.server.name, alone, together, connection.seconds, settings.tokens_per_second
+        )
+        probe.report.findings.append(finding)
+
+
+def _load(
+    server: Server,
+    answer: Answer,
+    connection: Connection,
+    dataset: str,
+    settings: Settings,
+    reader_count: int,
+) -> Load:
+    # Each on a connection of its own.
+    readers = [_reader(server, answer, dataset, settings) for _ in range(reader_count)]
+    with closing(_channel(server, settings, 1)) as channel:
+        return load(
+            readers,
+            channel,
+            connection.place,
+            seconds=settings.seconds,
+            timeout_seconds=settings.timeout_seconds,
+        )
+
+
+def _reader(
+    server: Server, answer: Answer, dataset: str, settings: Settings, **batches: int
+) -> Reader:
+    timeout_seconds = settings.timeout_seconds
+    return Reader(
+        server, settings.credentials, answer.described, dataset, timeout_seconds, **batches
+    )
+
+
+def _show_answer(report: ServerReport, answer: Answer) -> None:
+    described, clock = answer.described, answer.clock_seconds
+    clock_text = "unknown (an older server)" if clock is None else f"{round(clock, 2) + 0.0:+.2f} s"
+    report.add(
+        "answers",
+        f"tokenfeed {described.server_version or 'of an unknown version'} in "
+        f"{1000 * answer.seconds:.1f} ms; its clock: {clock_text}",
+        server_version=described.server_version,
+        answer_seconds=answer.seconds,
+        clock_seconds=clock,
+    )
+    for dataset in described.datasets[:_DATASETS_MAX]:
+        report.add(
+            "dataset",
+            f"{dataset.name}: {dataset.token_count:,} tokens, fingerprint "
+            f"{dataset.fingerprint.hex()[:_HASH_DIGITS]}...",
+        )
+    if (left := len(described.datasets) - _DATASETS_MAX) > 0:
+        report.add("dataset", f"and {left} more")
+    report.facts["datasets"] = {
+        dataset.name: dataset.fingerprint.hex() for dataset in described.datasets
+    }
+
+
+def _channel(server: Server, settings: Settings, generation: int) -> Channel:
+    return Channel(server.target, generation, settings.credentials, server.authority)
+
+
+def _readable(described: pb.DescribeResponse, limit: int | None = _DATASETS_MAX) -> list[str]:
+    """Return the names of the datasets that have a row of one token."""
+    datasets = described.datasets[:limit]
+    return [dataset.name for dataset in datasets if dataset.longest_file_tokens > 1]
+
+
+def _largest(described: pb.DescribeResponse) -> str:
+    sizes = [(dataset.token_count, dataset.name) for dataset in described.datasets]
+    return max(sizes, default=(0, ""))[1]
+
+
+def stuck(server: str, limit_seconds: float) -> Finding:
+    """Return the finding of an examination that did not end by its timeouts."""
+    return Finding(
+        "no-answer",
+        server,
+        "the examination of this server does not end",
+        f"it has taken {limit_seconds:g} s, although each step has a timeout",
+        "check this machine's name service, and its files with certificates and tokens",
+    )

@@ -1,0 +1,130 @@
+"""The command `tokenfeed plan`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tokenfeed.client.feed.changes import require_same_corpus
+from tokenfeed.client.feed.resume import resumed_mixture
+from tokenfeed.client.feed.stats import SourceStats
+from tokenfeed.client.source.check import corpora_of, counted_rows, target_share
+from tokenfeed.client.source.open_source import open_to_look
+from tokenfeed.stream.position import SAMPLE_END, Position, require_range
+from tokenfeed.stream.stream import Stream
+from tokenfeed.v1 import tokenfeed_pb2 as pb
+from tokenfeed.wire.request import Request
+
+from .. import WAIT_SECONDS
+from ..provenance.usage import consumed
+from .forecast import Forecast, forecast
+from .input import PlanInput, read_asked, read_end_sample, read_tokens
+from .report import Report
+
+
+def run_plan(arguments: argparse.Namespace) -> None:
+    """Print what a mixture will do."""
+    path, target = _words(arguments)
+    tokens = read_tokens(arguments.tokens)
+    if arguments.global_batch_size is not None:
+        require_range("global_batch_size", arguments.global_batch_size, 1, SAMPLE_END)
+    asked = read_asked(arguments, path)
+    read_end_sample(arguments.tokens, tokens, asked.stream, asked.first_sample)
+    stream, described = _known(target, asked)
+    planned = forecast(
+        stream,
+        {
+            number: counted_rows(dataset, stream.sources[number].order.NAME)
+            for number, dataset in described.items()
+        },
+        first_sample=asked.first_sample,
+        end_sample=read_end_sample(arguments.tokens, tokens, stream, asked.first_sample),
+        max_epochs=asked.definition.max_epochs if asked.definition else {},
+        proportions=asked.proportions(stream),
+    )
+    report = Report(
+        planned=planned,
+        max_epochs=asked.definition.max_epochs if asked.definition else {},
+        tokens=tokens,
+        global_batch_size=arguments.global_batch_size,
+        seen=_seen(asked, planned),
+        first_batch=asked.saved.history.first_batch if asked.saved else 0,
+        target_shares={
+            number: target_share(stream.sources[number], dataset, stream.context_length)
+            for number, dataset in described.items()
+        },
+    )
+    print(json.dumps(report.plain()) if arguments.json else report.text())
+
+
+def _words(arguments: argparse.Namespace) -> tuple[str | None, str]:
+    """Return the file of the mixture, if there is one, and the target behind it."""
+    words: list[str] = arguments.words
+    if len(words) > 2:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(words[2:])}")
+    if len(words) == 2:
+        return words[0], words[1]
+    if not words or arguments.state is None:
+        arguments.parser.error("pass the file of a mixture, or --state, and the target behind it")
+    return None, words[0]
+
+
+def _known(target: str, asked: PlanInput) -> tuple[Stream, dict[int, pb.Dataset]]:
+    """Return the stream to be planned, and the descriptions of the sources that are still read, by
+    their numbers.
+
+    Raises: TokenfeedError; StreamMismatch if a mixture does not go on from the state, or datasets
+    are not those of the state.
+    """
+    if asked.saved is None:
+        return asked.stream, _described(target, asked.stream)
+    stream = asked.saved.stream
+    if asked.definition is not None:
+        own = asked.definition.stream
+        corpora = corpora_of(own, list(_described(target, own).values()))
+        stream = resumed_mixture(own.known(corpora), asked.saved, asked.allow)
+    rest = stream.rest(asked.first_sample)
+    described = _described(target, rest)
+    corpora = corpora_of(rest, list(described.values()))
+    for source in rest.sources:
+        if source.corpus is not None:
+            require_same_corpus(source, corpora[source.number], rest.context_length)
+    # A feed over the only dataset of a server does not name it.
+    sources = (
+        replace(each, dataset=each.dataset or described[each.number].name)
+        if each.number in described
+        else each
+        for each in stream.sources
+    )
+    return replace(stream, sources=tuple(sources)), described
+
+
+def _described(target: str, stream: Stream) -> dict[int, pb.Dataset]:
+    """Return the descriptions of the sources, by their numbers.  Raises: TokenfeedError."""
+    dataset = open_to_look(target, Request(stream, Position(0, 1)), WAIT_SECONDS)
+    try:
+        return dict(zip(stream.numbers, dataset.await_described(), strict=True))
+    finally:
+        dataset.close()
+
+
+def _seen(asked: PlanInput, planned: Forecast) -> Mapping[str, SourceStats] | None:
+    """Return what the history of a state has of each source, by the names of their datasets."""
+    if asked.saved is None:
+        return None
+    found: dict[int, tuple[int, int]] = {}
+    for use, ranges in consumed(planned.stream, asked.saved.history).items():
+        count = sum(int((each[:, 1] - each[:, 0]).sum()) for each in ranges)
+        samples, tokens = found.get(use.source, (0, 0))
+        found[use.source] = samples + count, tokens + count * use.context_length
+    length = planned.stream.context_length
+    return {
+        planned.stream.sources[number].dataset: SourceStats(
+            samples,
+            tokens,
+            tokens / (length * planned.rows[number]) if number in planned.rows else None,
+        )
+        for number, (samples, tokens) in sorted(found.items())
+    }

@@ -1,0 +1,169 @@
+"""The states of feeds in the checkpoint of a trainer, whatever has written it.
+
+A state is found by its shape, at any depth. Nothing in a checkpoint is trusted: no code in it is
+run, and no tensor is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenfeed.client.feed.state import State, read_state
+from tokenfeed.commands.printable import printable
+from tokenfeed.errors import InvalidRequest, listed
+
+from .files import distributed_folder, json_file, safetensors_file, torch_file
+from .files.checkpoint_file import Entry, Keys, opened, problem_of
+
+_KEYS = ("version", "sample", "stream", "history", "planes")
+_KEYS_BEFORE = ("version", "sample", "order", "seed", "context_length", "fingerprint")
+_SHAPES = (frozenset(_KEYS), frozenset(_KEYS_BEFORE))
+"""The keys of states: of this release, and of versions 1 to 5, which it refuses."""
+_SUFFIXES = (".json", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors")
+"""Of files in a folder that may have a state, as Accelerate, Lightning and Transformers name
+them."""
+_FILES_MAX = 1000
+_DEPTH_MAX = 100
+_CONTAINERS_MAX = 1_000_000
+_STATES_MAX = 1000
+_NOT_FOUND = f"no dict with {', '.join(_KEYS)}"
+
+
+class CheckpointState(NamedTuple):
+    """A state of a feed.
+
+    where: its dotted path within the checkpoint, printable; "" for the whole of it.
+    """
+
+    where: str
+    state: State
+
+
+def read_states(path: str | Path) -> list[CheckpointState]:
+    """Return the states in a checkpoint, at least one.
+
+    path: a file of JSON, torch.save or safetensors; or a folder with such files, or of
+    torch.distributed.checkpoint, or both. Files within its folders are not looked for.
+    Raises: InvalidRequest, naming the path, if it cannot be read, is refused, or has no state, or
+    if a state is damaged or of another version.
+    """
+    path = Path(path)
+    found = _in_folder(path) if _is_folder(path) else list(_of_shape(path, _read_file(path)))
+    if not found:
+        raise problem_of(path, f"has no state of a feed: {_NOT_FOUND}")
+    return [_validated(path, each) for each in found]
+
+
+def chosen(states: Sequence[CheckpointState], where: str | None) -> CheckpointState:
+    """Return the state at a place, or the only one if the place is None.
+
+    Raises: InvalidRequest, listing the places.
+    """
+    if where is None and len(states) == 1:
+        return states[0]
+    found = [state for state in states if state.where == where]
+    if len(found) == 1:
+        return found[0]
+    places = listed([state.where or "''" for state in states])
+    if where is None:
+        raise InvalidRequest("feed", f"is missing; the checkpoint has {len(states)}: {places}")
+    problem = "names several states" if found else "is no state of this checkpoint"
+    raise InvalidRequest("feed", f"{printable(where)!r} {problem}; it has {places}")
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether a path is a folder; False if it cannot be looked at."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _in_folder(folder: Path) -> list[Entry]:
+    """Return the states in a folder. Files that cannot be read matter only if there is none."""
+    try:
+        names = sorted(each.name for each in islice(folder.iterdir(), _FILES_MAX))
+    except OSError as error:
+        raise problem_of(folder, f"cannot be read: {error.strerror}") from None
+    is_distributed = any((folder / name).exists() for name in distributed_folder.METADATA)
+    files = [name for name in names if Path(name).suffix in _SUFFIXES]
+    reads = [partial(distributed_folder.read_distributed, folder, _SHAPES)] * is_distributed
+    reads += [partial(_read_within, folder, name) for name in files]
+    found: list[Entry] = []
+    problems: list[InvalidRequest] = []
+    for read in reads:
+        try:
+            found += _of_shape(folder, read())
+        except InvalidRequest as error:  # noqa: PERF203 - another file may have it
+            problems.append(error)
+    if found:
+        return found
+    if problems:
+        raise problems[0]
+    if not reads:
+        kinds = f"no .metadata of torch.distributed.checkpoint, and no {', '.join(_SUFFIXES)}"
+        raise problem_of(folder, f"is no checkpoint: it has {kinds}")
+    what = listed([".metadata"] * is_distributed + [printable(name) for name in files])
+    raise problem_of(folder, f"has no state of a feed in {what}: {_NOT_FOUND}")
+
+
+def _read_within(folder: Path, name: str) -> list[Entry]:
+    return [Entry((name, *each.keys), each.value) for each in _read_file(folder / name)]
+
+
+def _read_file(path: Path) -> list[Entry]:
+    """Return the values of a file, by what it begins with."""
+    with opened(path) as (file, _):
+        prefix = file.read(safetensors_file.PREFIX_BYTES)
+    # First: a header of 640 bytes begins like a pickle, 80 02 in hexadecimal digits.
+    if safetensors_file.is_safetensors(prefix):
+        return safetensors_file.read_safetensors(path)
+    if prefix.startswith((torch_file.ZIP, torch_file.PICKLE)):
+        return torch_file.read_torch(path)
+    return json_file.read_json(path)
+
+
+def _of_shape(path: Path, found: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield the dicts that look like a state, in order; not those within one."""
+    left = list(reversed(found))
+    seen: set[int] = set()  # a container may contain itself
+    state_count = 0
+    while left:
+        keys, value = left.pop()
+        if isinstance(value, dict) and any(value.keys() >= shape for shape in _SHAPES):
+            state_count += 1
+            if state_count > _STATES_MAX:
+                raise problem_of(path, f"has more than {_STATES_MAX} states of feeds")
+            yield Entry(keys, dict(value))
+            continue
+        if not isinstance(value, (dict, list, tuple)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if len(seen) > _CONTAINERS_MAX:
+            raise problem_of(path, f"has more than {_CONTAINERS_MAX} dicts and lists")
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        if len(keys) < _DEPTH_MAX:
+            inner = [
+                Entry(_longer(keys, key), part)
+                for key, part in parts
+                if isinstance(part, (dict, list, tuple))
+            ]
+            left.extend(reversed(inner))
+
+
+def _longer(keys: Keys, key: object) -> Keys:
+    return (*keys, key if isinstance(key, int) else str(key))
+
+
+def _validated(path: Path, found: Entry) -> CheckpointState:
+    """Return a state.  Raises: InvalidRequest if it is damaged, or of another version."""
+    where = ".".join(map(printable, found.keys))
+    try:
+        return CheckpointState(where, read_state(found.value))
+    except InvalidRequest as error:
+        place = f"{printable(path)}: {where}" if where else printable(path)
+        raise InvalidRequest(error.subject, f"{error.problem} ({place})") from None

@@ -1,0 +1,192 @@
+"""tokenfeed manifest: everything that a run has read, per source and epoch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.client.feed.named import named_redaction
+from tokenfeed.commands.output import require_stdout
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.sampling.own_samples import EpochSamples, by_epoch, by_times
+
+from .output import require_parquet, write_jsonl, write_parquet
+from .queries import Provenance, coverage_pages, open_provenance
+from .run_context import RunContext, read_run
+from .usage import Use, consumed
+from .words import printable_errors
+
+Numbers = npt.NDArray[np.int64]
+
+# A row that is far from the others is a line of about 190 bytes; its epoch, as the samples that
+# were read, is one line. So a partial epoch takes at most 0.8 MB, and that of a small dataset still
+# says which tokens were read.
+ROWS_AS_RANGES_MAX = 4096
+"""A partial epoch with more rows is written as samples."""
+
+
+def run_manifest(arguments: argparse.Namespace) -> None:
+    """Write everything that a run has read."""
+    if arguments.output is None:
+        require_stdout()
+    if arguments.format == "parquet":
+        require_parquet()
+        if arguments.output is None:
+            raise InvalidRequest("output", "is missing; a parquet file is not written to stdout")
+    with printable_errors():
+        context = read_run(arguments)
+        with closing(open_provenance(arguments.target)) as provenance:
+            lines = manifest_lines(context, provenance, expands=arguments.expand)
+            if arguments.format == "parquet":
+                write_parquet(lines, arguments.output)
+            else:
+                write_jsonl(lines, arguments.output)
+
+
+def manifest_lines(
+    context: RunContext, provenance: Provenance, *, expands: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a manifest, each a dict of plain values.
+
+    expands: write ranges however many rows of an epoch were read.  Raises: TokenfeedError.
+    """
+    # First, so that no line is written if a dataset is missing.
+    parts = [
+        _Part(index, use, ranges, context, provenance)
+        for index, (use, ranges) in enumerate(
+            sorted(consumed(context.stream, context.history).items())
+        )
+    ]
+    yield {
+        "kind": "run",
+        **context.plain,
+        "end_step": context.steps,
+        "steps": context.steps - context.history.first_batch,
+        "samples": sum(part.samples for part in parts),
+        "tokens": sum(part.tokens for part in parts),
+    }
+    yield _stream(context)
+    for part in parts:
+        yield from part.lines(expands=expands)
+
+
+def _stream(context: RunContext) -> dict[str, Any]:
+    """Return the line of the stream, with its stages up to the end of what was read."""
+    stream = context.stream
+    end = stream.place_of(max(0, context.history.end_sample - 1)) + 1
+    return {
+        "kind": "stream",
+        "seed": stream.seed,
+        "stages": [
+            {
+                "first_sample": stage.first_sample,
+                "context_length": stage.context_length,
+                "sources": [
+                    {"dataset": stream.sources[share.source].dataset, **share._asdict()}
+                    for share in stage.active
+                ],
+            }
+            for stage in stream.stages[:end]
+        ],
+        "redactions": [named_redaction(each) for each in stream.redactions],
+    }
+
+
+class _Part:
+    """What was read of a source in one way: context length, redactions."""
+
+    def __init__(
+        self,
+        index: int,
+        use: Use,
+        ranges: list[Numbers],
+        context: RunContext,
+        provenance: Provenance,
+    ) -> None:
+        self._use, self._ranges = use, ranges
+        self._provenance = provenance
+        self._source = context.stream.sources[use.source]
+        self._stream = context.corpora.alone(self._source, use.context_length)
+        self._rows_per_epoch = context.corpora.rows_per_epoch(self._stream)
+        dataset = context.corpora.described(self._stream)[0].name
+        self._begun = {"source": use.source, "part": index, "dataset": dataset}
+        self.samples = sum(int((each[:, 1] - each[:, 0]).sum()) for each in ranges)
+        self.tokens = self.samples * use.context_length
+
+    def lines(self, *, expands: bool) -> Iterator[dict[str, Any]]:
+        """Yield its line, and those of its epochs."""
+        yield self._own_line()
+        for epochs, samples in self._parts():
+            rows = int((samples.ranges[:, 1] - samples.ranges[:, 0]).sum())
+            begun = {**self._begun, "epochs": epochs, "times": samples.times}
+            yield {"kind": "epochs", **begun, "rows": rows}
+            if expands or rows <= ROWS_AS_RANGES_MAX or rows == self._rows_per_epoch:
+                yield from self._range_lines(begun, samples.ranges)
+            else:
+                yield from self._sample_lines(begun, samples.ranges)
+
+    def _own_line(self) -> dict[str, Any]:
+        source, length = self._source, self._use.context_length
+        rows_per_epoch = self._rows_per_epoch
+        assert source.corpus is not None
+        return {
+            "kind": "source",
+            **self._begun,
+            "fingerprint": source.corpus.fingerprint.hex(),
+            "order": source.order.NAME,
+            "seed": source.seed,
+            "group_blocks": source.group_blocks or None,
+            "context_length": length,
+            "long_documents": source.long_documents or None,
+            "pieces_hash": source.corpus.pieces_at(length).hex() or None,
+            "redactions": [each.hex() for each in self._use.redactions],
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "epochs": self.samples / rows_per_epoch if rows_per_epoch else None,
+            "rows_per_epoch": rows_per_epoch,
+        }
+
+    def _parts(self) -> Iterator[tuple[list[int] | None, EpochSamples]]:
+        """Yield the samples by epoch, with the epochs [first, end), None for an order without."""
+        if self._rows_per_epoch is None:
+            for times, ranges in by_times(self._ranges):
+                yield None, EpochSamples(0, 1, times, ranges)
+            return
+        for samples in by_epoch(self._ranges, self._rows_per_epoch):
+            yield [samples.first_epoch, samples.end_epoch], samples
+
+    def _range_lines(self, begun: dict[str, Any], samples: Numbers) -> Iterator[dict[str, Any]]:
+        rows = "pieces" if self._stream.reads_documents else "rows"
+        for page in coverage_pages(self._provenance, self._stream, samples):
+            files = {each.file: each.name for each in page.files}
+            for each in page.ranges:
+                has_documents = each.HasField("first_document")
+                yield {
+                    "kind": "range",
+                    **begun,
+                    "file": each.file,
+                    "file_name": files.get(each.file, ""),
+                    "tokens": [each.first_token, each.end_token],
+                    "documents": (
+                        [each.first_document, each.end_document] if has_documents else None
+                    ),
+                    rows: each.row_count,
+                }
+
+    def _sample_lines(self, begun: dict[str, Any], samples: Numbers) -> Iterator[dict[str, Any]]:
+        for first, end in samples.tolist():
+            yield {
+                "kind": "samples",
+                **begun,
+                "order": self._source.order.NAME,
+                "seed": self._source.seed,
+                "group_blocks": self._source.group_blocks or None,
+                "context_length": self._use.context_length,
+                "samples": [first, end],
+                "rows": end - first,
+            }

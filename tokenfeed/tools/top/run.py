@@ -1,0 +1,161 @@
+"""The loop of `tokenfeed top`: ask, show, wait."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from tokenfeed.client.runtime.arguments import seconds
+from tokenfeed.client.runtime.threads import Outcome
+from tokenfeed.client.transport.credentials import with_environment
+from tokenfeed.commands.status import words
+from tokenfeed.commands.status.states import Level
+from tokenfeed.errors import InvalidRequest, ServerUnavailable, TokenfeedError
+from tokenfeed.v1 import status_pb2 as pb
+
+from .. import WAIT_SECONDS
+from .columns import wrapped
+from .record import record
+from .screen import Screen, encodable
+from .server_status import TOKEN_VARIABLE, ServerStatus
+from .text import Line, status_lines
+
+_STEP_SECONDS = 0.1
+"""How soon a key, an answer, and another size of the terminal are noticed."""
+_RESTART_SHOWN_MS = 60_000
+_PROBLEM_SHOWN = 500
+"""Characters of an error, which a server may have written."""
+
+
+def run_top(arguments: argparse.Namespace) -> None:
+    """Show what a server does, until the command is ended."""
+    pause_seconds = seconds("seconds", arguments.seconds, zero=False)
+    count = arguments.count
+    if count is not None and count < 1:
+        raise InvalidRequest("count", f"{count} is not at least 1")
+    source = ServerStatus(arguments.target, with_environment(token=TOKEN_VARIABLE), WAIT_SECONDS)
+    try:
+        _show(source, pause_seconds, count, as_json=arguments.json)
+    except KeyboardInterrupt:
+        return  # the usual end
+    except TokenfeedError as error:
+        raise TokenfeedError(
+            error.subject, words.printable(error.problem, _PROBLEM_SHOWN)
+        ) from None
+    finally:
+        source.close()
+
+
+def _show(source: ServerStatus, pause_seconds: float, count: int | None, *, as_json: bool) -> None:
+    if count is None and not as_json and sys.stdout.isatty():
+        _watch(source, pause_seconds)
+    else:
+        _print(source, pause_seconds, count or 1, as_json=as_json)
+
+
+def _print(source: ServerStatus, pause_seconds: float, count: int, *, as_json: bool) -> None:
+    """Print a status several times.  Raises: TokenfeedError if the last try failed."""
+    for left in reversed(range(count)):
+        begun = time.monotonic()
+        try:
+            status = source.ask().wait()
+        except ServerUnavailable as error:
+            if not left:
+                raise
+            problem = words.printable(error.problem, _PROBLEM_SHOWN)
+            print(f"{source.target}: {problem}; trying again", file=sys.stderr)
+        else:
+            print(_text(status, source.target, as_json=as_json), flush=True)
+            if left and not as_json:
+                print()
+        if left:
+            time.sleep(max(0.0, begun + pause_seconds - time.monotonic()))
+
+
+def _text(status: pb.GetStatusResponse, target: str, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(record(status))
+    return encodable("\n".join(line.text for line in status_lines(status, target)))
+
+
+class _View:
+    """What is shown: the last status, and what is to be said of it."""
+
+    def __init__(self, target: str) -> None:
+        """Begin without a status."""
+        self._target = target
+        self._status: pb.GetStatusResponse | None = None
+        self._received = 0
+        self._first_started_ms = 0
+        self._problem = ""
+        self._failing_since = 0.0
+        self._drawn: tuple[object, ...] = ()
+
+    def received(self, status: pb.GetStatusResponse) -> None:
+        """Show this from now on."""
+        if self._status is None:
+            self._first_started_ms = status.started_ms
+        self._status, self._problem = status, ""
+        self._received += 1
+
+    def failed(self, error: TokenfeedError, now: float) -> None:
+        """Show that there is no newer status.  now: by time.monotonic."""
+        if not self._problem:
+            self._failing_since = now
+        self._problem = error.problem
+
+    def draw(self, screen: Screen, now: float) -> None:
+        """Draw it, unless that is what the screen shows."""
+        size = screen.size
+        failing_seconds = int(now - self._failing_since) if self._problem else 0
+        wanted = (self._received, self._problem, failing_seconds, size)
+        if wanted == self._drawn:
+            return
+        self._drawn = wanted
+        lines = self._notices(failing_seconds, size.columns)
+        if self._status is not None:
+            height = size.lines - len(lines)
+            lines += status_lines(self._status, self._target, size.columns, height)
+        screen.draw(lines)
+
+    def _notices(self, failing_seconds: int, width: int) -> list[Line]:
+        target = words.printable(self._target)
+        if self._problem:
+            problem = words.printable(self._problem, _PROBLEM_SHOWN)
+            since = f"No answer from {target} for {failing_seconds} s, trying again: {problem}"
+            return [Line(text, Level.PROBLEM) for text in wrapped(since, width, 2)]
+        status = self._status
+        if status is None:
+            return [Line(f"Asking {target} ...")]
+        is_young = status.now_ms - status.started_ms < _RESTART_SHOWN_MS
+        if is_young and status.started_ms != self._first_started_ms:
+            return [Line("The server was restarted.", Level.WARNING)]
+        return []
+
+
+def _watch(source: ServerStatus, pause_seconds: float) -> None:
+    """Show the status in place until the user ends it.  Raises: TokenfeedError if another try does
+    not help.
+    """
+    view = _View(source.target)
+    pending: Outcome[pb.GetStatusResponse] | None = None
+    due = time.monotonic()
+    with Screen() as screen:
+        while True:
+            now = time.monotonic()
+            if pending is None and now >= due:
+                pending, due = source.ask(), now + pause_seconds
+            try:
+                status = pending.wait_for(0.0) if pending else None
+            except ServerUnavailable as error:
+                view.failed(error, now)
+                pending = None
+            else:
+                if status is not None:
+                    view.received(status)
+                    pending = None
+            view.draw(screen, now)
+            if screen.wait(_STEP_SECONDS):
+                return
