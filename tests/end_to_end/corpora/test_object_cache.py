@@ -16,8 +16,8 @@ from client import NumpyBatches, Timeouts
 from tests.conftest import Serve, Server, serving
 from tests.support.object_server import ObjectServer, object_server
 from tests.support.waiting import eventually
-from tokenfeed.server import verify
 from tokenfeed.server.storage.objects.slab import BLOCK_BYTES, FILE, FOLDER, open_slab, size_of
+from tokenfeed.tools import verify
 
 B, T = 4, 2048
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 12_000_000).astype("<u2")
