@@ -178,11 +178,12 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         batches keep their tokens. It is not in the state.
         Returns: the sample from which on rows have this context length: the first end of a group
         at or above at_sample, or an earlier sample if they have it already.
-        Raises: InvalidRequest if this is a mixture or has num_batches, the feed is closed, an
-        argument is not valid, batches of as many tokens have no whole rows, at_sample is within an
-        epoch of another order, or its rows are pieces of documents; else as for `change_mixture`.
+        Raises: InvalidRequest if this is a mixture, has num_batches, or was given several context
+        lengths; if the feed is closed, an argument is not valid, batches of as many tokens have no
+        whole rows, at_sample is within an epoch of another order, or its rows are pieces of
+        documents; else as for `change_mixture`.
         """
-        stream = self._stream.declared()
+        stream = self._stream
         changed, begin = self._change(
             "context_length",
             lambda: stream.resized(context_length, at_sample, batch_size),
@@ -215,11 +216,13 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Unreachable if a rank does not call this within 480 s, or the ranks cannot be compared; as
         for iterating.
         """
-        stream = self._stream.declared()
+        stream = self._stream
         changed, begin = self._change(
-            "redactions", lambda: stream.redacted(list_hash, at_sample, dataset, self), at_sample
+            "redactions",
+            lambda: stream.declared().redacted(list_hash, at_sample, dataset, self),
+            at_sample,
         )
-        if changed is not stream:
+        if changed.stream.redactions != stream.stream.redactions:
             _LOG.info("redaction begins sample=%d list=%s", begin, list_hash)
         return begin
 
@@ -467,8 +470,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """
         self._stream.require_epochs()
         target, context_length, given = self._given
-        if isinstance(context_length, Mapping):
-            problem = "has several values, but rows by their index have one; pass one"
+        lengths = {stage.context_length for stage in self._stream.stream.stages}
+        if isinstance(context_length, Mapping) or lengths != {context_length}:
+            problem = "has several values, but rows by their index have one: make a feed of one"
             raise InvalidRequest("context_length", problem)
         fresh = dict.fromkeys(("group", "start_sample", "num_batches", "redactions"))
         own = {**given, **fresh, "start_step": 0, "rank": 0, "world_size": 1}

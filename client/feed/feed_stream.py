@@ -433,13 +433,20 @@ class FeedStream:
         if self.definition.is_mixture:
             problem = "of a mixture cannot change during a run: its sources are not between two"
             raise InvalidRequest("context_length", f"{problem} groups at the same sample")
-        if self.request.num_batches is not None:
-            problem = "counts batches of one shape; omit it, and end the loop by its steps"
-            raise InvalidRequest("num_batches", problem)
+        if self.definition.lengths:
+            # A restart could not tell a change that was replaced from one that is missing.
+            problem = "was given with several values: declare this change with them"
+            raise InvalidRequest("context_length", problem)
+        self.require_one_shape()
         sizes = dict(self.batch_sizes)
         if batch_size is not None:
             size = integer("batch_size", batch_size)
             require_range("batch_size", size, 1, BATCH_SIZE_MAX + 1)
+            now = self.settled().request.position.batch_size
+            if length == self.stage.context_length and size != now:
+                problem = f"{size} is not {now}, which it is at context_length {length} by now"
+                cure = "pass both to a new feed, and load the state there"
+                raise InvalidRequest("batch_size", f"{problem}; {cure}")
             if sizes.setdefault(length, size) != size:
                 problem = f"{size} is not {sizes[length]}, which it is at context_length {length}"
                 raise InvalidRequest("batch_size", f"{problem} in this run already")
@@ -459,6 +466,12 @@ class FeedStream:
         for place in range(len(stages)):
             batch_size_of(lengths[: place + 1], self.batch_sizes)
         return self.with_stream(self.stream.with_stages(stages), owner=None), begin
+
+    def require_one_shape(self) -> None:
+        """Raise InvalidRequest if batches are counted, which then have to be of one shape."""
+        if self.request.num_batches is not None:
+            problem = "counts batches of one shape; omit it, and end the loop by its steps"
+            raise InvalidRequest("num_batches", problem)
 
     def require_rows(self, context_length: int) -> None:
         """Raise InvalidRequest unless the source that is read has rows at a context length;

@@ -83,6 +83,8 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     found = own.with_stream(stream, owner=owner, at=(plan.sample, state.history))
     try:
         found.known()
+        if len({each.context_length for each in stream.rest(plan.sample).stages}) > 1:
+            found.require_one_shape()
         if not is_mixture and found.context_length != own.context_length:
             found.require_windows()  # counted now: statistics do not wait for them
         messages += _other_planes(state, found, allow)

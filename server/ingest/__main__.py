@@ -368,7 +368,9 @@ def _run(
     if scheme_of(arguments.out):
         from .upload import ingest_to_store
 
-        folder = arguments.work_dir or in_cache(os.path.join(absolute(arguments.out), ""), "ingest")
+        own = in_cache(os.path.join(absolute(arguments.out), ""), "-tokenfeed-ingest")
+        # A folder of its own in the one that is given, which has other things too.
+        folder = os.path.join(arguments.work_dir or os.path.dirname(own), os.path.basename(own))
         begin = partial(ingest_to_store, job, folder=folder)
     made = begin(
         out=arguments.out,

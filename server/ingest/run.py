@@ -78,11 +78,20 @@ def ingest(
     made = read_manifest(out)
     if made is None:
         raise WriteFailed(out, "was removed during the ingest; run the same command again")
-    require_same_job(out, made.get("job"), job)
+    require_made(out, made, job, strict=strict)
+    return made
+
+
+def require_made(out: str, made: dict[str, Any], job: Job, *, strict: bool) -> None:
+    """Raise an error unless a finished ingest is of a job, and all of it is there.
+
+    out: its folder.  made: its manifest.  strict: whether a problem of a source is an error.
+    Raises: InvalidCorpus, InvalidSource.
+    """
+    _require_same_job(out, made.get("job"), job)
     require_whole(out, made)
     if strict:
         _require_no_problems({s["path"]: s["problems"] for s in made["sources"]})
-    return made
 
 
 class WrongEngine(InvalidSource):
@@ -144,7 +153,7 @@ def _begin(job: Job, out: str, work: str) -> None:
     try:
         with open(path, encoding="utf-8") as file:
             begun = json.load(file)
-        require_same_job(out, begun, job)
+        _require_same_job(out, begun, job)
         _require_same_versions(out, begun.get(_ENCODED_BY), job)
         return
     except FileNotFoundError:
@@ -154,7 +163,7 @@ def _begin(job: Job, out: str, work: str) -> None:
     write_whole(path, json.dumps({**job.facts(), _ENCODED_BY: job.encoded_by}, indent=1))
 
 
-def require_same_job(out: str, begun: Any, job: Job) -> None:
+def _require_same_job(out: str, begun: Any, job: Job) -> None:
     """Raise InvalidCorpus unless an ingest is of the same job.  begun: the facts of its job."""
     facts = job.facts()
     if not isinstance(begun, dict):

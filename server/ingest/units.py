@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, NamedTuple
@@ -30,12 +31,26 @@ class TextSource:
     def open(self) -> BinaryIO:
         """Open it to be read from any place on.
 
-        Raises: OSError; of an object InvalidCorpus, as its reads do.
+        Raises: OSError; of an object InvalidCorpus, as its reads do, and InvalidSource if it is
+        another one now.
         """
         if scheme_of(self.path):
-            return open_file(self.path).stream()
+            found = open_file(self.path)
+            if (found.size_bytes, number_of(found.version)) != (self.size_bytes, self.written_ns):
+                raise self.changed()
+            return found.stream()
         # By Python, since its name may not be UTF-8.
         return open(self.path, "rb")
+
+    def changed(self) -> InvalidSource:
+        """Return the error for a file that is another one than when the ingest began."""
+        problem = "changed while it was ingested; ingest it again, into another folder"
+        return InvalidSource(self.path, problem)
+
+
+def number_of(version: object) -> int:
+    """Return a number in [0, 2^63) that stands for the version of an object."""
+    return int.from_bytes(hashlib.sha256(str(version).encode()).digest()[:8], "big") >> 1
 
 
 class SourceOffset(NamedTuple):

@@ -1,7 +1,7 @@
 """An ingest whose shards end in an object store: made in a folder of this machine, then uploaded.
 
 Each object is stored by one request, so that it is there as a whole or not at all, and never in
-place of another one; the manifest comes last. What was uploaded is noted beside the folder, and not
+place of another one; the manifest comes last. What was uploaded is noted in the folder, and not
 sent again after a kill.
 """
 
@@ -25,13 +25,14 @@ from ..storage.objects.urls import Url
 from .job import Job
 from .output.shard_writer import write_errors
 from .progress import Progress
-from .run import SPLITS, ingest, require_same_job
+from .run import SPLITS, ingest, require_made
 from .tokenize.execution import Encoder
 
 _UPLOADS = 4
 """Objects that are sent at once."""
 _ANSWER_SECONDS = 3600.0
 _COMPARED_BYTES = 8 << 20
+_NOTES = "uploaded"
 _CURE = "finished work is kept; run the same command again"
 
 
@@ -55,22 +56,16 @@ def ingest_to_store(
     if made is None:
         made = ingest(job, folder, executor, strict=strict, wait=wait, progress=progress)
         _upload(folder, out)
-    require_same_job(out, made.get("job"), job)
+    else:
+        require_made(out, made, job, strict=strict)
     with write_errors(folder):
-        for path in (folder, _noted(folder)):
-            if os.path.isdir(path):
-                shutil.rmtree(path)
-            elif os.path.exists(path):
-                os.unlink(path)
+        if os.path.isdir(folder):
+            shutil.rmtree(folder)
     return made
 
 
-def _noted(folder: str) -> str:
-    return f"{folder}.uploaded"
-
-
 class _Notes:
-    """Which objects were uploaded: a line of tag and name each, in a file beside the folder."""
+    """Which objects were uploaded: a line of tag and name each, in a file of the folder."""
 
     def __init__(self, path: str) -> None:
         """Read it, if there is one.  Raises: OSError."""
@@ -103,7 +98,10 @@ def _upload(folder: str, out: str) -> None:
         for name in sorted(os.listdir(os.path.join(folder, split)))
     ]
     with write_errors(out):
-        bucket, notes = Bucket(url, answer_seconds=_ANSWER_SECONDS), _Notes(_noted(folder))
+        bucket, notes = (
+            Bucket(url, answer_seconds=_ANSWER_SECONDS),
+            _Notes(os.path.join(folder, _NOTES)),
+        )
         try:
             store = partial(_store, bucket, url.key, folder, notes)
             for _ in map_in_threads(store, names, _UPLOADS, "tokenfeed-upload"):

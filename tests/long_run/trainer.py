@@ -1,6 +1,6 @@
 """A trainer of the long run: takes batches, writes down what arrived, and obeys lines of JSON.
 
-Run: python -m tests.long_run.trainer '{"targets": [...], ...}', see `Job` in __main__.py
+Run: python -m tests.long_run.trainer '{"targets": [...], ...}', as `_settings` makes them
 """
 
 from __future__ import annotations

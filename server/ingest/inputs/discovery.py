@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from ...datasets.sources.paths import Omission, text_files
 from ...datasets.sources.splits import require_one_split
 from ...storage.door import absolute, door_of, entry, open_file, scheme_of
 from .. import inputs
-from ..units import TextSource
+from ..units import TextSource, number_of
 
 _HEAD_BYTES = 512
 
@@ -40,7 +39,7 @@ def find_sources(
         require_one_split(words, paths, "tokenfeed ingest {}".format)
     seen = set()
     for path in paths:
-        real = door_of(path).real(path)
+        real = door_of(path).real(absolute(path))
         if real in seen:
             raise InvalidSource(path, "is given twice; name it once")
         seen.add(real)
@@ -51,7 +50,7 @@ def _source(path: str) -> TextSource:
     if scheme_of(path):
         with open_file(path) as found:
             kind = inputs.kind_of(path, found.head[:_HEAD_BYTES])
-            return TextSource(path, kind, found.size_bytes, _number_of(found.version))
+            return TextSource(path, kind, found.size_bytes, number_of(found.version))
     try:
         status = os.stat(path)
         with open(path, "rb", opener=_without_waiting) as file:
@@ -71,23 +70,13 @@ def require_same(source: TextSource) -> None:
     """Raise InvalidSource if a file has changed since the ingest began."""
     if scheme_of(source.path):
         found = entry(source.path)
-        now = found and (found.size_bytes, _number_of(found.version))
+        now = found and (found.size_bytes, number_of(found.version))
         if now != (source.size_bytes, source.written_ns):
-            raise _changed(source)
+            raise source.changed()
         return
     try:
         status = os.stat(source.path)
     except OSError as error:
         raise InvalidSource(source.path, f"cannot be read any more: {error.strerror}") from error
     if (status.st_size, status.st_mtime_ns) != (source.size_bytes, source.written_ns):
-        raise _changed(source)
-
-
-def _number_of(version: object) -> int:
-    """Return a number in [0, 2^63) that stands for the version of an object."""
-    return int.from_bytes(hashlib.sha256(str(version).encode()).digest()[:8], "big") >> 1
-
-
-def _changed(source: TextSource) -> InvalidSource:
-    problem = "changed while it was ingested; ingest it again, into another folder"
-    return InvalidSource(source.path, problem)
+        raise source.changed()

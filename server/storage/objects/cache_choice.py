@@ -38,7 +38,8 @@ NO_CACHE = "none"
 FOLDER_OPTION, SIZE_OPTION = "--object-cache", "--object-cache-bytes"
 _FREE_BYTES_MIN = 50 << 30
 """Of a disk, that a cache in a default folder leaves free."""
-_IN_MEMORY = ("tmpfs", "ramfs")
+_NO_DISKS = ("tmpfs", "ramfs", "overlay")
+"""The memory, and the root of a container, whose room is the engine's."""
 _SHARED_FOLDER = "/var/tmp"
 
 
@@ -89,11 +90,16 @@ def require_intact(folder: str) -> int:
     Returns: how many blocks there are.  Raises: InvalidRequest, InvalidCorpus.
     """
     try:
-        slab = open_slab(folder, None)
-        writes = slab.take_lease()
+        slab, writes = open_slab(folder, None), False
         slab.refresh()
         used = np.flatnonzero(slab.entries["stamp"])
         damaged = damaged_of(slab, used)
+        if damaged.size:
+            # A server that writes meanwhile may have put other blocks there.
+            writes, stamps = slab.take_lease(), slab.entries["stamp"][damaged]
+            slab.refresh()
+            damaged = damaged[slab.entries["stamp"][damaged] == stamps]
+            damaged = damaged_of(slab, damaged)
         if damaged.size and writes:
             slab.evict(damaged)
     except (UnusableFolder, OSError) as error:
@@ -140,8 +146,9 @@ def _opened(folder: str, size_bytes: int | None, block_count: int, left_bytes: i
         if slots_of(most) < SLOTS_MIN:
             raise UnusableFolder(f"the disk of {folder} has too little room ({free} bytes free)")
         wanted = min(most, size_of(max(SLOTS_MIN, block_count)))
-        # One that is larger may have what another start needs.
-        wanted = size_now if wanted <= size_now <= most else wanted
+        # What is cached is worth more than some more room, and one that is larger may have what
+        # another start needs.
+        wanted = size_now if wanted < 1.5 * size_now else wanted
     slab = open_slab(folder, wanted)
     if size_bytes is not None and slab.slot_count != slots_of(size_bytes):
         _LOG.warning(
@@ -154,7 +161,7 @@ def _opened(folder: str, size_bytes: int | None, block_count: int, left_bytes: i
 def _opened_unasked(folder: str, size_bytes: int | None, block_count: int) -> Slab | str:
     """Open a slab in a default folder; return why it cannot be used otherwise."""
     system = file_systems([_existing(folder)])[0]
-    if system in _IN_MEMORY or not os.path.isabs(folder):
+    if system in _NO_DISKS or not os.path.isabs(folder):
         return f"{folder} is on no disk ({system})"
     try:
         return _opened(folder, size_bytes, block_count, left_bytes=_FREE_BYTES_MIN)

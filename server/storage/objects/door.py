@@ -219,13 +219,16 @@ def patient(path: str, ask: Callable[[], _Answer]) -> _Answer:
         problem = 'is a signed URL, whose "?" would be taken for a pattern or an option'
         cure = "read the object by its store (s3://, gs://, az://), or make it public"
         raise InvalidCorpus(path.partition("?")[0], f"{problem}; {cure}")
-    ends, pause = time.monotonic() + object_bytes.OPENING_SECONDS, _PAUSE_SECONDS
+    ends, pause = 0.0, _PAUSE_SECONDS
     while True:
         with _named(path):
             try:
                 return ask()
             except Away as error:
-                if isinstance(error, Unranged) or time.monotonic() + pause > ends:
+                now = time.monotonic()
+                # From when it first was away: an upload may take long.
+                ends = ends or now + object_bytes.OPENING_SECONDS
+                if isinstance(error, Unranged) or now + pause > ends:
                     raise
                 _LOG.warning(
                     "store away, retrying path=%s reason=%s", log_safe_name(path), error.strerror

@@ -214,7 +214,9 @@ class ObjectCache:
             return
         if not slab.take_lease():
             return
-        if slab.has_news:
+        if fills and slab.begin_writes():
+            self._know_all(slab)
+        elif slab.has_news:
             self._refresh(slab)
         if fills:
             self._fill(slab)
@@ -286,7 +288,9 @@ class ObjectCache:
             self._in_order = self._missing()
         ends, written = time.monotonic() + _COMMIT_SECONDS, dict[int, _Block]()
         free = deque(np.flatnonzero(slab.entries["stamp"] == 0).tolist())
-        while time.monotonic() < ends and len(written) < _COMMIT_BLOCKS:
+        # A small slab has slots that may be emptied beside those that were just written to.
+        most = min(_COMMIT_BLOCKS, slab.slot_count // 2)
+        while time.monotonic() < ends and len(written) < most:
             self._submit()
             if not self._in_flight or self._closed.is_set():
                 break
@@ -295,6 +299,10 @@ class ObjectCache:
                 break
             self._in_flight.popleft()
             if fetch.error is not None:
+                left = [(block, fetch), *self._in_flight]
+                self._fetched_bytes -= sum(each.size_bytes for _, each in left)
+                if not self.fits:
+                    self._wanted.extendleft(each for each, _ in reversed(left[1:]))
                 self._in_flight.clear()
                 self._paused_until = time.monotonic() + _RETRY_SECONDS
                 reason = getattr(fetch.error, "strerror", None) or fetch.error
@@ -325,13 +333,14 @@ class ObjectCache:
 
     def _evicted(self, slab: Slab, written: Sequence[int]) -> list[int]:
         """Make room, and return the slots: blocks of no dataset of this process first, then those
-        that were cached first.  written: slots of blocks that are not known yet.  Raises: OSError.
+        that were cached first.  written: slots that are left out, of blocks that are not known yet.
+        Raises: OSError.
         """
         is_own = np.zeros(slab.slot_count, dtype=bool)
-        is_own[written] = True
         for blocks in self._blocks:
             is_own[blocks.slots[blocks.slots >= 0]] = True
         chosen = np.lexsort((slab.entries["stamp"], is_own))
+        chosen = chosen[~np.isin(chosen, written)]
         most = slab.slot_count if not self.fits else int(np.count_nonzero(~is_own))
         count = min(most, slab.slot_count // 8, max(_COMMIT_BLOCKS, slab.slot_count // 100))
         self._forget(slab, chosen[: max(1, count)])
@@ -355,8 +364,9 @@ class ObjectCache:
         Their number follows from the time since the last ones, as if no more than a minute.
         """
         seconds = min(now - self._scrub_at, 60.0)
-        self._scrub_at = now
         count = max(1, round(slab.slot_count * seconds / SCRUB_SECONDS))
+        due = self._scrub_at + count * SCRUB_SECONDS / slab.slot_count
+        self._scrub_at = max(due, now - 60.0)
         slots = np.arange(self._scrubbed, self._scrubbed + count) % slab.slot_count
         self._scrubbed = int(slots[-1] + 1) % slab.slot_count
         damaged = damaged_of(slab, slots)

@@ -81,7 +81,7 @@ class Slab:
         """
         self.slot_count = slot_count
         self.size_bytes = size_of(slot_count)
-        self.is_leased = False
+        self.is_leased = self._has_begun = False
         self.known_evictions = self._known_additions = -1
         self._descriptor = descriptor
         self._slots_at = self.size_bytes - slot_count * SLOT_BYTES
@@ -150,8 +150,24 @@ class Slab:
         self.is_leased = self.is_leased or _lock(self._descriptor, fcntl.LOCK_EX)
         return self.is_leased
 
+    def begin_writes(self) -> bool:
+        """Make sure, before the first block of a lease, that what is written is not taken for a
+        block that was there; return whether all entries were read again for that.
+
+        A process that was killed, or met an error, may have emptied slots and not raised the count,
+        or have filled some and not said so.  Raises: DamagedSlab, OSError.
+        """
+        if self._has_begun:
+            return False
+        self.refresh()
+        os.fdatasync(self._descriptor)
+        self._raise_counts(1, 0)
+        self._has_begun = True
+        return True
+
     def end_lease(self) -> None:
         """Let another process write."""
+        self._has_begun = False
         if self.is_leased:
             self.is_leased = False
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -160,7 +176,7 @@ class Slab:
         """Read all entries again before the next change: what the file has is not known after an
         error.
         """
-        self._pending, self.known_evictions = [], -1
+        self._pending, self.known_evictions, self._has_begun = [], -1, False
 
     def evict(self, slots: Numbers) -> None:
         """Empty slots, durably, so that they may be written to.  Raises: OSError, as `commit`."""

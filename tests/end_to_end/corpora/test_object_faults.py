@@ -19,7 +19,7 @@ from tests.server.storage.objects.test_object_bytes import PASSING
 from tests.support.object_server import ObjectServer, object_server
 from tokenfeed.errors import CorpusChanged, InvalidRequest
 from tokenfeed.server.ingest.__main__ import main as ingest
-from tokenfeed.server.storage.objects import door
+from tokenfeed.server.storage.objects import door, object_bytes
 from tokenfeed.tools.redact.__main__ import build_parser, redact
 from tokenfeed.tools.redact.redacting import ListSummary
 
@@ -177,7 +177,7 @@ def test_an_ingest_ends_where_its_source_fails_and_leaves_no_text_out(
     fault: str,
 ) -> None:
     """Text that cannot be read is counted and left out only if it is damaged itself."""
-    monkeypatch.setattr(door, "_OPENING_SECONDS", 0.1)
+    monkeypatch.setattr(object_bytes, "OPENING_SECONDS", 0.1)
     monkeypatch.setattr(door, "_AHEAD_BYTES", 1 << 20)
     texts = [" ".join(documents(40, seed=seed)) for seed in range(400)]
     write = write_parquet if name == "a.parquet" else write_jsonl

@@ -323,6 +323,23 @@ def test_an_upload_that_was_killed_goes_on_and_makes_the_same_objects(
         assert "manifest.json" in made
 
 
+def test_the_folder_for_the_work_keeps_what_else_is_there(
+    weed: Seaweed, texts: Path, tmp_path: Path
+) -> None:
+    """It may be a disk for everything; and an ingest that is done looks at what is in the store."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "thesis.txt").write_text("mine")
+    given = [*words(f"{PREFIX}/texts", f"{PREFIX}/worked"), "--work-dir", str(scratch)]
+    for _ in range(2):
+        ingested(*given)
+        assert [path.name for path in scratch.iterdir()] == ["thesis.txt"]
+    obstore.delete(weed.store, "worked/train/000001.ds.index")
+    done = ingest(*given)
+    assert done.returncode == 1
+    assert "worked/train/000001.ds.index: is damaged" in done.stderr
+
+
 def test_objects_of_somebody_else_are_left_alone(
     weed: Seaweed, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

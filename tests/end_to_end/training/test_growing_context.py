@@ -459,6 +459,29 @@ def test_lengths_that_are_declared_begin_as_those_that_are_asked_for(paths: list
             assert x.shape[1] == ledger.lengths[state["sample"]]
 
 
+def test_what_a_restart_could_not_repeat_is_refused(paths: list[Path]) -> None:
+    """A call beside declared lengths, a batch size for rows that come already, batches that are
+    counted through a change, and rows by their index of a run of two lengths.
+    """
+    with feed_of(local(paths), GROWING, batch_size=12) as feed:
+        with pytest.raises(InvalidRequest, match="context_length: was given with several values"):
+            feed.change_context_length(1 << 14, at_sample=100)
+    with feed_of(local(paths), LONG) as feed:
+        begin = feed.change_context_length(LONGER, at_sample=1)
+        ahead = feed.state_dict()
+        feed.skip(begin)
+        next(feed)
+        with pytest.raises(InvalidRequest, match="batch_size: 1 is not 2, which it is at"):
+            feed.change_context_length(LONGER, at_sample=1, batch_size=1)
+        assert feed.change_context_length(LONGER, at_sample=1, batch_size=2) == begin
+        with pytest.raises(InvalidRequest, match="context_length: has several values"):
+            feed.as_dataset()
+    with feed_of(local(paths), LONG, num_batches=3) as feed:
+        with pytest.raises(InvalidRequest, match="num_batches: counts batches of one shape"):
+            feed.load_state_dict(ahead)
+        assert feed.position.samples == 0
+
+
 def test_a_run_without_lengths_gets_those_that_a_script_declares(paths: list[Path]) -> None:
     """From its sample on, as soon as the group ends; of several that were for earlier, the last."""
     with feed_of(local(paths), LONG, batch_size=12) as feed:

@@ -350,7 +350,7 @@ def test_a_file_that_appears_under_a_final_name_meanwhile_is_left_alone(tmp_path
         (("--shuffle-buffer", "0"), "--shuffle-buffer: "),
         (("--shard-tokens", "0"), "--shard-tokens: "),
         (("--workers", "0"), "--workers: "),
-        (("--out", "s3://bucket/x"), "--out: is 's3://bucket/x', but is written on this machine"),
+        (("--out", "https://h/x"), "--out: is 'https://h/x', but is written on this machine"),
         (("--seed", "-1"), "--seed: "),
         (("--append-token", "<|nope|>"), "--append-token: '<|nope|>' is not a token of bytes"),
         (("--prompt-column", "q"), "--response-column: is missing"),

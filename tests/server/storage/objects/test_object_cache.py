@@ -412,3 +412,11 @@ def test_the_default_is_a_local_disk_with_room(
         assert cache is None
         assert "object cache off, each epoch fetches its rows again: " in caplog.text
     tokens.close()
+
+
+def test_slots_that_were_just_written_to_are_not_emptied(opened: Opened) -> None:
+    """Their blocks are about to be said to be there, and another one would be in their place."""
+    _, cache = opened(16)
+    cache.close()
+    assert cache._slab is not None
+    assert not {*cache._evicted(cache._slab, range(14))} & {*range(14)}

@@ -84,6 +84,31 @@ def test_a_reader_hears_of_a_slot_that_gets_another_block(slab: Slab, tmp_path: 
     assert not slab.take_lease()
 
 
+def test_a_writer_that_died_before_it_said_what_it_did_misleads_no_other(
+    slab: Slab, tmp_path: Path
+) -> None:
+    """It has emptied a slot that a reader still knows, or filled one that others take for free."""
+    slab.write(3, OWNER, 7, CONTENT)
+    slab.commit()
+    reader, following = (open_slab(str(tmp_path), None) for _ in range(2))
+    slab.write(4, OWNER, 8, CONTENT)
+    slab.entries[[3]] = 0
+    slab._write_entries([3, 4])
+    slab.end_lease()
+    assert reader.evictions == reader.known_evictions
+    assert not following.has_news
+    assert known(following) == [(3, 7)]
+
+    assert following.take_lease()
+    assert following.begin_writes()
+    assert reader.evictions != reader.known_evictions
+    assert known(following) == [(4, 8)]
+    assert not following.begin_writes()
+    following.end_lease()
+    assert slab.take_lease()
+    assert slab.begin_writes()
+
+
 def test_an_entry_of_which_a_part_was_written_is_nothing(slab: Slab, tmp_path: Path) -> None:
     """A machine that loses power may leave such a one."""
     slab.write(3, OWNER, 7, CONTENT)
