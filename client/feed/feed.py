@@ -304,7 +304,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         num_batches: the feed still ends at the sample that was fixed when it was created.
         Another context length: an order with epochs resumes at the same fraction of the epoch. In
         the middle of an epoch some windows would then repeat or be left out, except for
-        "sequential" over one file; that is refused unless allow has "mid_epoch" too.
+        "sequential" over one file; that is refused unless allow has "mid_epoch" too. The orders
+        "blocks" and "random" go on as behind `change_context_length`.
         Mixtures: the stages of the state before the saved sample have to be those of this feed,
         with or without changes by `change_mixture`; or this feed has a single stage, with the
         weights in force there. Else the state is refused, or with "mixture" in allow the weights of

@@ -59,7 +59,7 @@ def resized_stage(
 ) -> Stage:
     """Return the stage that follows another one at another context length. It begins at the first
     sample at or behind the one that it is asked for at, where what is left of the epoch has the
-    same tokens at both lengths; so no token of the epoch is left out, and none comes twice.
+    same tokens at both lengths; so no token of a whole block is left out, and none comes twice.
 
     An order with groups of blocks goes on with its next group, and behind its last one with the
     next epoch. An order without epochs goes on at once. Every other order changes only between two

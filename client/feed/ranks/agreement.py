@@ -4,7 +4,7 @@ different data.
 A collective is not used: a feed is read lazily, and a collective that only some ranks enter waits
 for ever. Instead the ranks use the key-value store of the process group, without waiting for each
 other: the rank that comes first, whichever it is, writes what it reads, and all others compare.
-Only a change of a mixture or a redaction during a run waits for all ranks.
+Only a change during a run (of a mixture, of the context length, a redaction) waits for all ranks.
 """
 
 from __future__ import annotations
