@@ -5,6 +5,7 @@ parallel.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -156,6 +157,20 @@ def serving(folder: Path) -> Iterator[Serve]:
             server.process.wait(timeout=10)
             assert server.process.stdout is not None
             server.process.stdout.close()
+
+
+_LOGGERS = [
+    logging.getLogger(name) for name in ("tokenfeed", "tokenfeed.client", "tokenfeed.server")
+]
+_LEVELS = [logger.level for logger in _LOGGERS]
+
+
+@pytest.fixture(autouse=True)
+def levels_of_logs() -> Iterator[None]:
+    """A command that a test runs in this process sets them, and the next test looks at a log."""
+    yield
+    for logger, level in zip(_LOGGERS, _LEVELS, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture
