@@ -20,7 +20,7 @@ from tests.integration.stack import SERVER_IMAGE, TRAINER_IMAGE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
-OLD = "a9a55330a73d1668ea2c29304b255e693330d026"
+OLD = "89ca1b5f5a875fbd6a2be10f0e46b1522fa7e56c"
 """A commit of this revision of the contract. Once there is a release, name the last one instead."""
 # On the packages of the tree's images, so that nothing differs but the code.
 DOCKERFILE = """
