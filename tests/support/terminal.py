@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -30,6 +31,8 @@ class Terminal:
         self._descriptor = descriptor
         self.process = process
         self.written = ""
+        # A read may end within a sign.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
     def screens(self) -> list[list[str]]:
@@ -62,7 +65,7 @@ class Terminal:
                 return condition()
             if select.select([self._descriptor], [], [], min(left, 0.05))[0]:
                 try:
-                    self.written += os.read(self._descriptor, 1 << 16).decode(errors="replace")
+                    self.written += self._decoder.decode(os.read(self._descriptor, 1 << 16))
                 except OSError:  # the command has ended
                     return condition()
         return True
