@@ -316,9 +316,7 @@ class FeedStream:
         """Return the rows per epoch of the source of the present stage, of a feed without a
         mixture; waits until it is described.  Raises: TokenfeedError.
         """
-        place = self.rest.numbers.index(self._source.number)
-        length = self.stage.context_length
-        return self.datasets.rows_of(self._source.order.NAME, length, place=place)
+        return self.rows_at_length(self.stage.context_length)
 
     def require_windows(self) -> int:
         """Return the rows per epoch, at least 1; waits like `rows_per_epoch`.
@@ -462,16 +460,12 @@ class FeedStream:
         stages, begin = with_change(
             self.stream.stages, new, ahead, "context_length", self.place, or_later=or_later
         )
-        lengths = [stage.context_length for stage in stages]
-        for place in range(len(stages)):
-            batch_size_of(lengths[: place + 1], self.batch_sizes)
+        _require_whole_rows([stage.context_length for stage in stages], self.batch_sizes)
         return self.with_stream(self.stream.with_stages(stages), owner=None), begin
 
     def require_one_shape(self) -> None:
         """Raise InvalidRequest if batches are counted, which then have to be of one shape."""
-        if self.request.num_batches is not None:
-            problem = "counts batches of one shape; omit it, and end the loop by its steps"
-            raise InvalidRequest("num_batches", problem)
+        _require_uncounted(self.request.num_batches)
 
     def require_rows(self, context_length: int) -> None:
         """Raise InvalidRequest unless the source that is read has rows at a context length;
@@ -695,17 +689,26 @@ def _require_changeable(definition: Definition, batch_size: int, options: FeedOp
         order = definition.stream.sources[0].order.NAME
         problem = f"has several values, but rows of {order} are other pieces at each; pass one"
         raise InvalidRequest("context_length", problem)
-    if options["num_batches"] is not None:
-        problem = "counts batches of one shape; omit it, and end the loop by its steps"
-        raise InvalidRequest("num_batches", problem)
+    _require_uncounted(options["num_batches"])
     step, first = options["start_step"], asked_at(lengths[0], definition.stream)
     ranks = data_parallel(options["rank"], options["world_size"], options["group"])
     if step * batch_size * ranks.world_size > first:
         problem = f"{step} is behind sample {first}, from which on a step may be other samples"
         raise InvalidRequest("start_step", f"{problem}; pass start_sample=, or load a state")
-    for n in range(len(lengths)):
-        known = [length, *(each.context_length for each in lengths[: n + 1])]
-        batch_size_of(known, {length: batch_size})
+    every = [length, *(each.context_length for each in lengths)]
+    _require_whole_rows(every, {length: batch_size})
+
+
+def _require_uncounted(num_batches: int | None) -> None:
+    if num_batches is not None:
+        problem = "counts batches of one shape; omit it, and end the loop by its steps"
+        raise InvalidRequest("num_batches", problem)
+
+
+def _require_whole_rows(lengths: Sequence[int], sizes: Mapping[int, int]) -> None:
+    """Raise InvalidRequest as `batch_size_of` does.  lengths, sizes: are those of a whole run."""
+    for place in range(len(lengths)):
+        batch_size_of(lengths[: place + 1], sizes)
 
 
 def batch_size_of(lengths: Sequence[int], sizes: Mapping[int, int]) -> int:

@@ -36,16 +36,19 @@ class TextSource:
         """
         if scheme_of(self.path):
             found = open_file(self.path)
-            if (found.size_bytes, number_of(found.version)) != (self.size_bytes, self.written_ns):
-                raise self.changed()
+            self.require(found.size_bytes, number_of(found.version))
             return found.stream()
         # By Python, since its name may not be UTF-8.
         return open(self.path, "rb")
 
-    def changed(self) -> InvalidSource:
-        """Return the error for a file that is another one than when the ingest began."""
-        problem = "changed while it was ingested; ingest it again, into another folder"
-        return InvalidSource(self.path, problem)
+    def require(self, size_bytes: int | None, written_ns: int) -> None:
+        """Raise InvalidSource if a file is another one than when the ingest began.
+
+        size_bytes, written_ns: are what they are now.
+        """
+        if (size_bytes, written_ns) != (self.size_bytes, self.written_ns):
+            problem = "changed while it was ingested; ingest it again, into another folder"
+            raise InvalidSource(self.path, problem)
 
 
 def number_of(version: object) -> int:

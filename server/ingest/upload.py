@@ -18,8 +18,8 @@ from tokenfeed.errors import InvalidCorpus, WriteFailed
 from ..datasets.sources.manifest import NAME as MANIFEST
 from ..datasets.sources.manifest import read_manifest
 from ..runtime.threads.parallel import map_in_threads
+from ..storage.door import open_file
 from ..storage.objects.buckets import Bucket
-from ..storage.objects.counts import INDEX
 from ..storage.objects.door import patient
 from ..storage.objects.urls import Url
 from .job import Job
@@ -98,10 +98,8 @@ def _upload(folder: str, out: str) -> None:
         for name in sorted(os.listdir(os.path.join(folder, split)))
     ]
     with write_errors(out):
-        bucket, notes = (
-            Bucket(url, answer_seconds=_ANSWER_SECONDS),
-            _Notes(os.path.join(folder, _NOTES)),
-        )
+        bucket = Bucket(url, answer_seconds=_ANSWER_SECONDS)
+        notes = _Notes(os.path.join(folder, _NOTES))
         try:
             store = partial(_store, bucket, url.key, folder, notes)
             for _ in map_in_threads(store, names, _UPLOADS, "tokenfeed-upload"):
@@ -129,23 +127,22 @@ def _store(bucket: Bucket, key: str, folder: str, notes: _Notes, name: str) -> N
         content = mmap(file.fileno(), 0, access=ACCESS_READ) if size_bytes else b""
         tag = patient(path, lambda: bucket.put_new(own, content))
         if tag is None:
-            tag = _tag_of_same(bucket, own, path, content)
+            tag = _tag_of_same(path, content)
     notes.add(name, tag)
 
 
-def _tag_of_same(bucket: Bucket, key: str, path: str, content: bytes | mmap) -> str:
+def _tag_of_same(path: str, content: bytes | mmap) -> str:
     """Return the tag of an object that has a content: that of a request whose answer was lost.
 
-    Raises: WriteFailed if it has another one.
+    Raises: WriteFailed if it has another one; InvalidCorpus.
     """
-    pin = patient(path, lambda: bucket.head(key))
-    if pin is not None and pin.size_bytes == len(content):
-        for first in range(0, len(content), _COMPARED_BYTES):
-            end = min(first + _COMPARED_BYTES, len(content))
-            get = partial(bucket.get, key, first, end, pin, INDEX)
-            if bytes(patient(path, get)[0]) != content[first:end]:
-                break
-        else:
-            return pin.tag
+    with open_file(path) as found:
+        parts = range(0, len(content), _COMPARED_BYTES)
+        if found.size_bytes == len(content) and all(
+            found.read(first, len(part)) == part
+            for first in parts
+            for part in [content[first : first + _COMPARED_BYTES]]
+        ):
+            return str(found.version)
     problem = "is there already, and is not from this ingest"
     raise WriteFailed(path, f"{problem}; remove it, or pass another --out")

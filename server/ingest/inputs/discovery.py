@@ -70,13 +70,10 @@ def require_same(source: TextSource) -> None:
     """Raise InvalidSource if a file has changed since the ingest began."""
     if scheme_of(source.path):
         found = entry(source.path)
-        now = found and (found.size_bytes, number_of(found.version))
-        if now != (source.size_bytes, source.written_ns):
-            raise source.changed()
+        source.require(found and found.size_bytes, number_of(found and found.version))
         return
     try:
         status = os.stat(source.path)
     except OSError as error:
         raise InvalidSource(source.path, f"cannot be read any more: {error.strerror}") from error
-    if (status.st_size, status.st_mtime_ns) != (source.size_bytes, source.written_ns):
-        raise source.changed()
+    source.require(status.st_size, status.st_mtime_ns)

@@ -267,7 +267,7 @@ def test_what_only_has_a_time_is_not_cached(opened: Opened, store: ObjectServer)
 def test_a_slab_that_is_lost_is_a_second_get(
     opened: Opened, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever cleans up a disk ends no run, and changes no row."""
+    """A clean-up of a disk ends no run, and changes no row."""
     tokens, cache = opened()
     fill(tokens, cache)
     path = slab_of(tmp_path)
