@@ -249,7 +249,7 @@ def test_files_cut_at_full_speed_a_hundred_times_cost_their_own_datasets_and_not
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param("map", marks=pytest.mark.proof), *WAYS[1:]])
 def test_files_of_wide_tokens_cut_at_full_speed_are_no_different(
     serve: Serve, write_tokens: WriteTokens, way: str
 ) -> None:
@@ -266,7 +266,9 @@ def test_files_of_wide_tokens_cut_at_full_speed_are_no_different(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["map", *(pytest.param(way, marks=pytest.mark.proof) for way in WAYS[1:])]
+)
 def test_datasets_full_of_zeros_are_served_and_their_cuts_are_noticed(
     serve: Serve, write_tokens: WriteTokens, way: str
 ) -> None:
