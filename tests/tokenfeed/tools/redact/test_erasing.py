@@ -396,10 +396,10 @@ def test_a_list_elsewhere_is_used(open_: Open, write_tokens: WriteTokens, tmp_pa
 
 @pytest.mark.parametrize(
     ("call", "number", "state"),
-    [("pwrite", 1, "old"), ("pwrite", 10, "old"), ("replace", 5, "mixed")],
+    [("pwrite", 10, "old"), ("replace", 5, "mixed")],
 )
 def test_a_killed_erasure_is_finished(tmp_path: Path, call: str, number: int, state: str) -> None:
-    """In the middle of a copy, of a write, and between two files."""
+    """In the middle of a write, and between two files."""
     assert kills.check(tmp_path, call, number) == state
 
 
