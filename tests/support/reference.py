@@ -251,8 +251,8 @@ def length_stages(
     """
     found = [LengthStage(0, asked[0][1], 0)]
     for wanted, following in asked[1:]:
-        while found[-1].first_sample >= wanted:
-            found.pop()
+        # Of two lengths that would begin at the same sample, the later one does.
+        found = [stage for stage in found if stage.first_sample < wanted]
         first_sample, length, base = found[-1]
         if following == length:
             continue
