@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,6 +182,46 @@ def test_each_row_of_a_run_is_that_of_the_second_implementation(
         _read(run, target, [np.fromfile(p, "u1") for p in sorted((folder / run.dataset).iterdir())])
 
     every()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_each_target_of_a_whole_block_comes_once_in_an_epoch(data: st.DataObject) -> None:
+    """The promise of the page, of the rule as it is written there, with small blocks and groups."""
+    size, group_blocks, seed = (
+        16,
+        data.draw(st.sampled_from([1, 2, 4])),
+        data.draw(st.integers(0, 9)),
+    )
+    counts = data.draw(
+        st.lists(st.integers(1, 90), min_size=1, max_size=4).filter(lambda n: max(n) > 1)
+    )
+    fitting = [length for length in (1, 2, 4, 8, 16) if length < max(counts)]
+    asked: Asked = [(0, data.draw(st.sampled_from(fitting)))]
+    for _ in range(data.draw(st.integers(1, 4))):
+        wanted = asked[-1][0] + data.draw(st.integers(1, 60))
+        asked.append((wanted, data.draw(st.sampled_from(fitting))))
+    stages = reference.length_stages("blocks-1", counts, asked, group_blocks, size)
+
+    seen: Counter[tuple[int, int, int]] = Counter()
+    sample = epoch = 0
+    epochs = 1 + stages[-1].base // _rows(counts, stages[-1].context_length)
+    while epoch <= epochs:
+        stage = _stage_at(stages, sample)
+        own = stage.base + sample - stage.first_sample
+        epoch = own // _rows(counts, stage.context_length)
+        window = (seed, counts, stage.context_length, group_blocks, own, size)
+        file, token = reference.blocks_window(*window)
+        seen.update((epoch, file, token + i) for i in range(stage.context_length))
+        sample += 1
+
+    for file, n in enumerate(counts):
+        targets = (n - 1) // size * size
+        assert all(seen[e, file, i] == 1 for e in range(epochs + 1) for i in range(targets))
+
+
+def _rows(counts: list[int], length: int) -> int:
+    return sum(reference.place_counts("blocks-1", counts, length))
 
 
 TAKEN_BACK: dict[int | str, int] = {0: 2**15, 50: 2**16, 100: 2**15}
