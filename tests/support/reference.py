@@ -8,6 +8,7 @@ where it differs from the document.
 """
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -225,6 +226,81 @@ def stage_place(seed: int, number: int, stage: Stage, sample: int) -> tuple[int,
         slot -= weights[source]
         source += 1
     return source, bases[source] + since // sum(weights) * weights[source] + slot
+
+
+# Section 4: another context length of a stream over one dataset.
+
+
+class LengthStage(NamedTuple):
+    """A stage of a stream over one dataset: where it begins, e_i, its T, and its base."""
+
+    first_sample: int
+    context_length: int
+    base: int
+
+
+def length_stages(
+    order: str,
+    token_counts: list[int],
+    asked: list[tuple[int, int]],
+    group_blocks: int = 0,
+    size: int = 2**19,
+) -> list[LengthStage]:
+    """The stages of the context lengths that were asked for, (sample, T) each, ascending, the first
+    at 0; group_blocks and size as for blocks_window.
+    """
+    found = [LengthStage(0, asked[0][1], 0)]
+    for wanted, following in asked[1:]:
+        # Of two lengths that would begin at the same sample, the later one does.
+        found = [stage for stage in found if stage.first_sample < wanted]
+        first_sample, length, base = found[-1]
+        if following == length:
+            continue
+        own, n = base + wanted - first_sample, sum(place_counts(order, token_counts, length))
+        later_n = sum(place_counts(order, token_counts, following))
+        if order == "random-1":
+            found.append(LengthStage(wanted, following, own))
+            continue
+        epoch, x = divmod(own, n)
+        end, goes_on = n, later_n
+        in_blocks = sum(max(0, tokens - 1) // size for tokens in token_counts)
+        if x == 0:
+            end, goes_on = 0, 0
+        elif order != "blocks-1":
+            raise ValueError(f"asked for at {wanted}, within an epoch")
+        elif x <= in_blocks * (size // length):
+            j = _part_of(in_blocks, group_blocks, (x - 1) // (size // length))
+            f = part_begin(in_blocks, group_blocks, j + 1)
+            end, goes_on = f * (size // length), f * (size // following)
+        begin = first_sample + epoch * n + end - base
+        found.append(LengthStage(begin, following, epoch * later_n + goes_on))
+    return found
+
+
+def sample_of_tokens(found: list[LengthStage], tokens: int) -> int:
+    """The first sample with at least so many tokens of x before it."""
+    for stage, later in itertools.pairwise([*found, None]):
+        left = -(-tokens // stage.context_length)
+        if later is None or stage.first_sample + left <= later.first_sample:
+            return stage.first_sample + left
+        tokens -= (later.first_sample - stage.first_sample) * stage.context_length
+    raise AssertionError
+
+
+def length_batches(
+    found: list[LengthStage], batch_tokens: int, first_sample: int, rank: int, world_size: int
+) -> Iterator[tuple[LengthStage, list[int | None], int]]:
+    """The batches of a rank: the stage of each, the sample of each row, None where it is filled up,
+    and the sample behind the batch; batch_tokens is B * T.
+    """
+    while True:
+        i = max(i for i, stage in enumerate(found) if stage.first_sample <= first_sample)
+        end = found[i + 1].first_sample if i + 1 < len(found) else 2**63
+        size = batch_tokens // found[i].context_length
+        begin = first_sample + rank * size
+        rows = [s if s < end else None for s in range(begin, begin + size)]
+        first_sample = min(first_sample + world_size * size, end)
+        yield found[i], rows, first_sample
 
 
 # Section 3: rows over documents.

@@ -128,6 +128,19 @@ def test_the_changes_of_the_stages_begin_where_the_page_says() -> None:
         assert example in section(4)
 
 
+def test_other_context_lengths_begin_where_the_page_says() -> None:
+    """Without this another client repeats tokens behind the change."""
+    asked = [(0, 512), (1, 1024), (20_000, 4096)]
+
+    found = reference.length_stages("blocks-1", [40 * 2**19 + 1], asked, 16)
+
+    assert found == [(0, 512, 0), (14_336, 1024, 7168), (20_992, 4096, 3456)]
+    for _, _, base in found[1:]:
+        assert f"with the base {base}." in section(4)
+    for begin, _, _ in found[1:]:
+        assert f"begins at sample {begin}, with" in section(4)
+
+
 def test_the_fingerprints_are_those_on_the_page() -> None:
     """Of one file with three tokens, and of two files and two blocks."""
     text = section(5)
