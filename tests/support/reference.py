@@ -911,6 +911,7 @@ def golden() -> dict[str, list[dict[str, Any]]]:
         "planes": list(_golden_planes()),
         "plane_checksums": list(_golden_plane_checksums()),
         "mixture_samples": list(_golden_mixture_samples()),
+        "length_changes": list(_golden_length_changes()),
         "padded_rows": list(_golden_padded_rows()),
         "row_samples": list(_golden_row_samples()),
         "redacted_rows": list(_golden_redacted_rows()),
@@ -1157,6 +1158,34 @@ def _in_hexadecimal(values: Source | Plane | AskedSource) -> dict[str, Any]:
         for name, value in values._asdict().items()
         if value is not None
     }
+
+
+def _golden_length_changes() -> Iterator[dict[str, Any]]:
+    """Within groups, within the rests, at the end of an epoch, in late epochs; files without a
+    whole block, and without a rest; orders that change at once, and at the end of an epoch.
+    """
+    size = 2**19
+    files = [[40 * size + 1], [3 * size, 0, 17 * size + 5, 1000, 50 * size + 300_000], [size] * 5]
+    blocks = [
+        [(0, 512), (1, 1024), (20_000, 4096)],
+        [(0, 4096), (9000, 512), (80_000, 2**18), (200_000, 1024)],
+        [(0, 2048), (2**40 + 1, 1), (2**53 + 1, 64)],
+    ]
+    cases = [("blocks-1", 16, counts, asked) for counts in files for asked in blocks]
+    cases.append(("random-1", 0, [10_000, 5], [(0, 64), (1, 48), (2**53 + 1, 1000)]))
+    epochs = [(0, 4), (36 * 5, 8), (36 * 5 + 18 * 2**40, 3)]
+    cases += [(order, 0, [100, 3, 49], epochs) for order in ("sequential-1", "shuffled-1")]
+    for order, group_blocks, counts, asked in cases:
+        found = length_stages(order, counts, asked, group_blocks)
+        yield {
+            "order": order,
+            **({"group_blocks": group_blocks} if group_blocks else {}),
+            "token_counts": counts,
+            "asked": [sample for sample, _ in asked],
+            "context_lengths": [length for _, length in asked],
+            "first_samples": [stage.first_sample for stage in found],
+            "bases": [stage.base for stage in found],
+        }
 
 
 def _golden_mixture_samples() -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ from tokenfeed.sampling.packing import histogram, pack, places
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.stream import identity
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.schedule import first_stage, next_stage
+from tokenfeed.stream.schedule import first_stage, next_stage, resized_stage
 from tokenfeed.stream.stage import Corpus, Redaction, Share, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -427,6 +427,24 @@ def plain(message: Message) -> dict[str, Any]:
         else:
             found[field.name] = [plain(v) if isinstance(v, Message) else v for v in value]
     return found
+
+
+@pytest.mark.parametrize("case", GOLDEN["length_changes"])
+def test_a_context_length_begins_at_its_published_sample(case: dict[str, Any]) -> None:
+    """Behind a group of blocks, at once, or with an epoch; also beyond 2^53."""
+    order, blocks = orders.find(case["order"]), case.get("group_blocks", 0)
+    source = Source("", order, 0, group_blocks=blocks)
+    shape = Shape(np.array(case["token_counts"], dtype=np.int64))
+
+    def rows(length: int) -> int:
+        return shape.places(length, has_epochs=order.HAS_EPOCHS).place_count
+
+    stages = [first_stage(case["context_lengths"][0], {0: 1})]
+    for asked, length in zip(case["asked"][1:], case["context_lengths"][1:], strict=True):
+        stages.append(resized_stage(stages[-1], asked, length, source, rows))
+
+    assert [stage.first_sample for stage in stages] == case["first_samples"]
+    assert [stage.shares[0].base for stage in stages] == case["bases"]
 
 
 @pytest.mark.parametrize("case", GOLDEN["mixture_samples"])
