@@ -120,11 +120,18 @@ class Delivery(ABC, Generic[Array, Rich]):
         """Return what is read at the position: behind the last row of a context length, that of the
         next one.
         """
-        stream = self._stream
-        settled = stream.declared().settled()
-        if settled is not stream:
-            self._install(settled)
-        return settled
+        return self._installed(lambda stream: stream.declared().settled())
+
+    def _declared(self) -> FeedStream:
+        """Return what is read, with the context lengths that were declared."""
+        return self._installed(FeedStream.declared)
+
+    def _installed(self, derive: Callable[[FeedStream], FeedStream]) -> FeedStream:
+        """Return what is read, once it is what derives from it."""
+        while (found := derive(stream := self._stream)) is not stream:
+            if stream is self._stream:  # else another thread has changed it meanwhile
+                self._install(found)
+        return found
 
     def _next(self, item: Callable[..., Item], out: Pair[Array] | None = None) -> Item | None:
         """Deliver the next batch, in out if given; None at the end.
@@ -189,6 +196,10 @@ class Delivery(ABC, Generic[Array, Rich]):
             self._drop_reader()
             raise
         if stream is not self._stream or cursor.generation != generation:
+            x: Any = None if out is None else out[0]
+            if x is not None and x.shape != self._shape:
+                problem = f"{tuple(x.shape)} is not {self._shape}, which another thread has changed"
+                raise InvalidRequest("x", f"{problem} batches to; pass arrays of that shape")
             return self._read(out)
         if batch is None:
             return None
@@ -280,7 +291,7 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _epoch_rows(self) -> tuple[int, str]:
         """Return the rows of an epoch of the only dataset, and its fingerprint. Waits for it."""
-        rows = self._stream.require_windows()
+        rows = self._stream.require_rows()
         return rows, self._datasets.await_described()[0].fingerprint.hex()
 
     def _state_before(self, batch: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:

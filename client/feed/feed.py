@@ -219,7 +219,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stream = self._stream
         changed, begin = self._change(
             "redactions",
-            lambda: stream.declared().redacted(list_hash, at_sample, dataset, self),
+            lambda: self._declared().redacted(list_hash, at_sample, dataset, self),
             at_sample,
         )
         if changed.stream.redactions != stream.stream.redactions:
@@ -288,7 +288,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         if before is not None:
             return self._state_before(before)
         require_no_lightning()
-        stream = self._stream.declared()
+        stream = self._declared()
         return stream.state_at(stream.cursor.current)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
@@ -353,7 +353,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stages.
         Raises: TokenfeedError if the corpora have to be described first, and cannot be.
         """
-        stream = self._stream.declared()
+        stream = self._declared()
         history = stream.told(self._cursor.now[2])
         return named_runs(stream.known(), history) if history.runs else []
 
@@ -362,7 +362,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """The next sample, and its epoch. If the order has epochs, this waits until the dataset is
         described.  Raises: TokenfeedError if it cannot be described.
         """
-        return self._stream.declared().position_of(self._cursor.sample)
+        return self._declared().position_of(self._cursor.sample)
 
     @property
     def token_count(self) -> int:
@@ -374,14 +374,15 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     @property
     def batch_size(self) -> int:
         """Rows in the next batch of this rank. Another one may follow a change of the context
-        length.
+        length. If several were declared, this waits until the dataset is described, and raises
+        TokenfeedError.
         """
-        return self._stream.declared().settled().request.position.batch_size
+        return self._declared().settled().request.position.batch_size
 
     @property
     def context_length(self) -> int:
-        """Tokens of x in a row of the next batch."""
-        return self._stream.declared().settled().context_length
+        """Tokens of x in a row of the next batch; waits like `batch_size`."""
+        return self._declared().settled().context_length
 
     @property
     def batches_left(self) -> int | None:
@@ -400,9 +401,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Raises: InvalidRequest for a mixture, for an order without epochs, or if no row fits;
         TokenfeedError if the dataset cannot be described.
         """
-        self._stream.require_epochs()
-        windows = self._stream.require_windows()
-        return windows // self._request.position.stride
+        stream = self._declared().settled()
+        stream.require_epochs()
+        return stream.require_rows() // stream.request.position.stride
 
     def stats(self) -> FeedStats:
         """Return the statistics of the feed so far. Any thread may call this; it does no I/O."""
@@ -529,7 +530,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 def _planned_epoch(stream: FeedStream, epoch: int, tail: Tail) -> EpochPlan:
     """Plan the batches of an epoch at the present context length."""
     position, end = stream.request.position, stream.length_end
-    return planned_epoch(stream.require_windows(), position, epoch, tail, stream.stage, end)
+    return planned_epoch(stream.require_rows(), position, epoch, tail, stream.stage, end)
 
 
 def _redacted_feed(

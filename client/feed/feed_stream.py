@@ -22,8 +22,13 @@ from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.plan import no_documents_fit
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, Position, require_range
-from tokenfeed.stream.schedule import first_exhausted, planned_stage, resized_stage
-from tokenfeed.stream.stage import CHANGED, MIXTURE, Redaction, Share, Source, Stage
+from tokenfeed.stream.schedule import (
+    first_exhausted,
+    placed_by_weights,
+    planned_stage,
+    resized_stage,
+)
+from tokenfeed.stream.stage import CHANGED, MIXTURE, Redaction, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 
@@ -253,9 +258,13 @@ class FeedStream:
         if not self.pending or self.datasets.closed:
             return self
         _, _, history = self.cursor.now
-        ahead, found = history.end_sample, replace(self, pending=())
+        ahead, found, before = history.end_sample, replace(self, pending=()), 0
         for n, each in enumerate(self.pending):
             asked, length = asked_at(each, found.stream), each.context_length
+            if asked < before:  # one is by tokens, which are samples only now
+                problem = f"{length} is asked for at sample {asked}, behind one at {before}"
+                raise InvalidRequest("context_length", f"{problem}; declare them in this order")
+            before = asked
             is_known = any(
                 (stage.asked, stage.context_length) == (asked, length)
                 for stage in found.stream.stages
@@ -312,25 +321,32 @@ class FeedStream:
         ((number, _),) = self.stage.weights.items()
         return self.stream.sources[number]
 
-    def rows_per_epoch(self) -> int:
-        """Return the rows per epoch of the source of the present stage, of a feed without a
-        mixture; waits until it is described.  Raises: TokenfeedError.
-        """
-        return self.rows_at_length(self.stage.context_length)
+    def rows_at_length(self, context_length: int) -> int:
+        """Return the rows per epoch of the source that is read, of a feed without a mixture; waits
+        for its description, also at a length at which it was not asked for yet.
 
-    def require_windows(self) -> int:
-        """Return the rows per epoch, at least 1; waits like `rows_per_epoch`.
+        context_length: of the rows.  Raises: TokenfeedError.
+        """
+        return self.datasets.rows_of(self._source.order.NAME, context_length, place=self._place)
+
+    def require_rows(self, context_length: int | None = None) -> int:
+        """Return `rows_at_length`, at least 1, by default at the present length.
 
         Raises: InvalidRequest if no file is long enough for a window, or no document fits into a
         row; TokenfeedError.
         """
-        windows = self.rows_per_epoch()
-        if windows == 0:
-            if self._source.reads_documents:
-                raise no_documents_fit(self.stream, self._source)
-            dataset = self.datasets.await_described()[0]
-            raise no_rows(dataset, self._source.order, self.stage.context_length)
-        return windows
+        length, source = context_length or self.stage.context_length, self._source
+        rows = self.rows_at_length(length)
+        if rows:
+            return rows
+        if source.reads_documents:
+            raise no_documents_fit(self.stream, source)
+        raise no_rows(self.datasets.await_described()[self._place], source.order, length)
+
+    @property
+    def _place(self) -> int:
+        """Which of the datasets has the source that is read."""
+        return self.rest.numbers.index(self._source.number)
 
     @property
     def epoch_offset(self) -> int:
@@ -346,7 +362,7 @@ class FeedStream:
         if self.definition.is_mixture or not self._source.order.HAS_EPOCHS:
             return FeedPosition(sample, None)
         own = sample + self.epoch_offset
-        return FeedPosition(sample, own // max(1, self.rows_per_epoch()))
+        return FeedPosition(sample, own // max(1, self.rows_at_length(self.stage.context_length)))
 
     def end_sample(self) -> int:
         """Return the sample at which the mixture ends because max_epochs of a source are used up;
@@ -455,10 +471,12 @@ class FeedStream:
         """Return this with a context length from a sample on, and where that begins, as of
         `with_change`.
         """
-        self.require_rows(length)
         new = planned_stage(length, at_sample, {self._source.number: 1}, CHANGED)
+        self.rest.with_stages([new])  # checks the length, before rows are counted
+        if not self._source.reads_documents:
+            self.require_rows(length)
         stages, begin = with_change(
-            self.stream.stages, new, ahead, "context_length", self.place, or_later=or_later
+            self.stream.stages, new, ahead, "context_length", self._placed, or_later=or_later
         )
         _require_whole_rows([stage.context_length for stage in stages], self.batch_sizes)
         return self.with_stream(self.stream.with_stages(stages), owner=None), begin
@@ -467,41 +485,14 @@ class FeedStream:
         """Raise InvalidRequest if batches are counted, which then have to be of one shape."""
         _require_uncounted(self.request.num_batches)
 
-    def require_rows(self, context_length: int) -> None:
-        """Raise InvalidRequest unless the source that is read has rows at a context length;
-        TokenfeedError.
-        """
-        source = self._source
-        # Its own checks.
-        Stream.of_dataset(
-            "",
-            source.order,
-            0,
-            context_length,
-            source.long_documents,
-            group_blocks=source.group_blocks,
-        )
-        if not source.reads_documents and not self.rows_at_length(context_length):
-            dataset = self.datasets.await_described()[self.rest.numbers.index(source.number)]
-            raise no_rows(dataset, source.order, context_length)
-
-    def rows_at_length(self, context_length: int) -> int:
-        """Return the rows per epoch of the source that is read, at another context length; waits
-        like `rows_per_epoch`.
-        """
-        source = self._source
-        place = self.rest.numbers.index(source.number)
-        return self.datasets.rows_of(source.order.NAME, context_length, place=place)
-
-    def place(self, last: Stage, planned: Stage) -> Stage:
-        """Return a planned stage of another context length where it begins, as for `scheduled`."""
-        if planned.context_length != last.context_length:
-            asked, origin = planned.asked, planned.origin
-            length, source = planned.context_length, self._source
-            return resized_stage(last, asked, length, source, self.rows_at_length, origin)
-        ((number, weight, base),) = last.active
-        share = Share(number, weight, base + planned.asked - last.first_sample)
-        return replace(planned, index=last.index + 1, first_sample=planned.asked, shares=(share,))
+    def _placed(self, last: Stage, planned: Stage) -> Stage:
+        """Return a planned stage of a context length where it begins, as `place` of `scheduled`."""
+        source, length = self._source, planned.context_length
+        if length == last.context_length and not source.order.BLOCK_TOKENS:
+            return placed_by_weights(last, planned)
+        # Also of the same length: it begins where the change does that it takes back.
+        rows, origin = self.rows_at_length, planned.origin
+        return resized_stage(last, planned.asked, length, source, rows, origin)
 
     def redacted(
         self, list_hash: str, at_sample: int | None, dataset: str | None, owner: object
@@ -630,10 +621,10 @@ def asked_stream(
     batch_size = integer("batch_size", batch_size)
     length, lengths = read_lengths(context_length)
     definition = _definition(length, options)
+    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
     if lengths:
         definition = replace(definition, lengths=lengths)
-        _require_changeable(definition, batch_size, options)
-    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
+        _require_changeable(definition, batch_size * ranks.world_size, batch_size, options)
     request = Request(
         definition.stream,
         arguments.first_position(
@@ -676,10 +667,12 @@ def asked_stream(
     return found, planes, agreement
 
 
-def _require_changeable(definition: Definition, batch_size: int, options: FeedOptions) -> None:
+def _require_changeable(
+    definition: Definition, stride: int, batch_size: int, options: FeedOptions
+) -> None:
     """Raise InvalidRequest unless the arguments of a feed allow several context lengths.
 
-    batch_size: at first.
+    stride, batch_size: rows of a batch at first, of all ranks and of each.
     """
     length, lengths = definition.stream.context_length, definition.lengths
     if definition.is_mixture:
@@ -691,8 +684,7 @@ def _require_changeable(definition: Definition, batch_size: int, options: FeedOp
         raise InvalidRequest("context_length", problem)
     _require_uncounted(options["num_batches"])
     step, first = options["start_step"], asked_at(lengths[0], definition.stream)
-    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
-    if step * batch_size * ranks.world_size > first:
+    if step * stride > first:
         problem = f"{step} is behind sample {first}, from which on a step may be other samples"
         raise InvalidRequest("start_step", f"{problem}; pass start_sample=, or load a state")
     every = [length, *(each.context_length for each in lengths)]

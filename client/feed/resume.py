@@ -83,10 +83,11 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     found = own.with_stream(stream, owner=owner, at=(plan.sample, state.history))
     try:
         found.known()
-        if len({each.context_length for each in stream.rest(plan.sample).stages}) > 1:
+        lengths = {each.context_length for each in stream.rest(plan.sample).stages}
+        if len(lengths) > 1:
             found.require_one_shape()
-        if not is_mixture and found.context_length != own.context_length:
-            found.require_windows()  # counted now: statistics do not wait for them
+        for length in () if is_mixture else lengths - {own.context_length}:
+            found.require_rows(length)  # counted now: statistics do not wait for them
         messages += _other_planes(state, found, allow)
     except BaseException:
         found.close_unless(own)
@@ -316,7 +317,7 @@ def _rescaled(
     )
     if is_counted and described.fingerprint == theirs.corpus.fingerprint:
         windows_before = own.datasets.rows_of(theirs.order.NAME, length_before)
-    windows_now, file_count = own.require_windows(), described.file_count
+    windows_now, file_count = own.require_rows(length_now), described.file_count
     permission = f"allow={(*sorted(allow), MID_EPOCH)!r}"
     if not windows_before:
         if MID_EPOCH not in allow:
@@ -492,7 +493,8 @@ def _require_begun(
                 "context_length",
                 f"the state was saved with {saved.context_length}, but this mixture has {length}, "
                 f"and goes on with {name!r}. First load the state into a feed of dataset={name!r} "
-                f"and context_length={length} with allow=('context_length',), and save that; or "
+                f"and context_length={length} with allow=('context_length',), read up to the "
+                "sample from which on it has that length (the log says it), and save there; or "
                 "give the source another seed, so that it begins",
             )
 

@@ -31,8 +31,8 @@ class SourceStats(NamedTuple):
     """What a dataset of a mixture has contributed.
 
     samples, tokens: in the batches of all ranks of the feed's history (tokens of x).  epochs:
-    samples divided by the rows per epoch; None if the order has no epochs, or the rows are not
-    known, as before the first batch.
+    tokens divided by those of the rows of an epoch; None if the order has no epochs, or the rows
+    are not known, as before the first batch.
     """
 
     samples: int
@@ -140,7 +140,8 @@ def source_stats(
     """Return what the batches of a history have of each dataset, by its name.
 
     stream: with the stages of all runs of the history.  rows: number of a source -> its rows per
-    epoch. If a source of a dataset is missing there, epochs of that dataset are None.
+    epoch at the last context length. If a source of a dataset is missing there, epochs of that
+    dataset are None.
     """
     found: dict[str, SourceStats] = {}
     for run in history.runs:
@@ -154,9 +155,9 @@ def source_stats(
                 name, samples = stream.sources[number].dataset, count - before[number]
                 known = found.get(name, SourceStats(0, 0, 0.0))
                 epochs = None
+                tokens = samples * stage.context_length
                 if rows.get(number) and known.epochs is not None:
-                    epochs = known.epochs + samples / rows[number]
-                tokens = known.tokens + samples * stage.context_length
-                found[name] = SourceStats(known.samples + samples, tokens, epochs)
+                    epochs = known.epochs + tokens / (rows[number] * stream.context_length)
+                found[name] = SourceStats(known.samples + samples, known.tokens + tokens, epochs)
             first = end
     return found

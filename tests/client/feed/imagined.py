@@ -15,7 +15,7 @@ from tokenfeed.client.feed.options import FeedOptions, checked
 from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.state import read_state
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.errors import NotFound, StreamMismatch
+from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.stream.stage import Redactions, Source
@@ -77,6 +77,7 @@ class ImaginedDatasets:
     closed: bool = False
     forked: bool = field(default=False, init=False)
     reads_documents: bool = field(default=False, init=False)
+    counted: set[int] = field(default_factory=set, init=False)
 
     def require_own_process(self) -> None:
         """It has no threads."""
@@ -106,8 +107,12 @@ class ImaginedDatasets:
         self.reads_documents = True
 
     def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
-        name = self._name(self.stream.sources[place])
-        return self.corpora[name].rows(context_length or self.stream.context_length)
+        name, length = self._name(self.stream.sources[place]), self.stream.context_length
+        length = context_length or length
+        if self.closed and length not in self.counted:
+            raise InvalidRequest("feed", "is closed")
+        self.counted.add(length)
+        return self.corpora[name].rows(length)
 
     def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> Any:
         raise NotImplementedError

@@ -490,7 +490,7 @@ def test_a_history_tells_what_each_sample_was_whatever_was_changed_since(
 def test_a_loop_back_is_attributed_to_the_stage_that_it_was_read_in() -> None:
     """Epoch 1, then epoch 0 once more, and from there on another seed."""
     feed = feed_of(CORPORA, 2, seed=1)
-    windows = feed.rows_per_epoch()
+    windows = feed.require_rows()
     feed.cursor.skip_to(windows)
     delivered = deliver(feed, 5)
     feed.cursor.skip_to(0)
