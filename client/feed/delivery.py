@@ -8,8 +8,9 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -143,9 +144,10 @@ class Delivery(ABC, Generic[Array, Rich]):
             found = self._read(out)
             if found is None:
                 return None
-            *_, after = found
-            delivered = item(*found)
-            self._stream.cursor.commit(after)
+            batch, reader, stream, sample = found
+            end = min(reader.sample, stream.length_end)
+            delivered, after = self._made(item, batch, reader, stream, sample, end, end)
+            stream.cursor.commit(after)
             return delivered
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
@@ -163,18 +165,16 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _read(
         self, out: Pair[Array] | None
-    ) -> tuple[Pair[Array], BatchReader[Array], FeedStream, Snapshot, Snapshot] | None:
+    ) -> tuple[Pair[Array], BatchReader[Array], FeedStream, int] | None:
         """Read the next batch, in out if given; it is delivered once the cursor is committed.
 
-        Returns: the batch, its reader and stream, and the values of the cursor before and behind
-        it; None at the end.
+        Returns: the batch, its reader, stream and first sample; None at the end.
         """
         # Another thread or a signal handler may close this feed meanwhile, or move it.
         stream = self._settled()
         cursor = stream.cursor
         generation = cursor.generation
-        reader, before = self._reader, cursor.current
-        sample, _ = before
+        reader, sample = self._reader, cursor.sample
         is_current = reader is not None and reader.request.stream is stream.rest
         if reader is None or reader.sample != sample or not is_current:
             self._drop_reader()
@@ -201,15 +201,36 @@ class Delivery(ABC, Generic[Array, Rich]):
                 problem = f"{tuple(x.shape)} is not {self._shape}, which another thread has changed"
                 raise InvalidRequest("x", f"{problem} batches to; pass arrays of that shape")
             return self._read(out)
-        if batch is None:
-            return None
-        position = stream.request.position
-        own_rows = stream.own_rows(sample)
-        if own_rows < position.batch_size:
-            y: Any = batch[1]
-            y[own_rows:] = IGNORED_TARGET
-        end = min(reader.sample, stream.length_end)
-        return batch, reader, stream, before, cursor.after(sample, end, end, position.batch_size)
+        return None if batch is None else (batch, reader, stream, sample)
+
+    def _made(
+        self,
+        item: Callable[..., Item],
+        batch: Pair[Array],
+        reader: BatchReader[Array],
+        stream: FeedStream,
+        first_sample: int,
+        end_sample: int,
+        next_sample: int,
+    ) -> tuple[Item, Snapshot]:
+        """Return what is delivered of a batch, and the cursor behind it; rows that only fill it up
+        get no targets.
+
+        item: as for `_next`.  reader, stream: that the batch comes from.  The others: as for
+        `Cursor.after`.
+        """
+        position, cursor = stream.request.position, stream.cursor
+        rows = position.batch_size
+        if end_sample < first_sample + position.stride:
+            own = replace(position, first_sample=first_sample).rows_before(end_sample)
+            rows, y = min(rows, own), cast(Any, batch[1])
+            y[rows:] = IGNORED_TARGET
+        before = cursor.before(first_sample)
+        after = cursor.after(first_sample, end_sample, next_sample, position.batch_size)
+        delivered = item(batch, reader, stream, before, after)
+        if rows < position.batch_size and isinstance(delivered, BatchAttributes):
+            delivered.own_rows = rows
+        return delivered, after
 
     def _end(self) -> int:
         """Return the sample where the feed ends; 2^63 if it does not. May wait for the datasets."""
@@ -242,7 +263,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         """
         rows = cache(partial(stream.rows_at, before[0]))
         assert reader.noted is not None
-        found = self._rich_batch(
+        return self._rich_batch(
             *self._plain(batch, reader, stream, before, after),
             reader.noted,
             samples=lambda: rows().samples,
@@ -250,10 +271,6 @@ class Delivery(ABC, Generic[Array, Rich]):
             state_before=partial(_state_at, weakref.ref(self), stream, before),
             state_after=partial(_state_at, weakref.ref(self), stream, after),
         )
-        own_rows = stream.own_rows(before[0])
-        if own_rows < stream.request.position.batch_size and isinstance(found, BatchAttributes):
-            found.own_rows = own_rows
-        return found
 
     def _listed(self, samples: npt.NDArray[np.int64]) -> tuple[Pair[Array], HostPart | None]:
         """Read rows by their samples, which moves nothing: x and y, [n, T], and their HostPart if

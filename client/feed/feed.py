@@ -22,8 +22,8 @@ from ..source.file_target import is_local_target
 from ..source.open_source import open_source
 from ..transport.addresses import Targets
 from .delivery import Delivery
-from .epochs import TAILS, EpochPlan, Tail, planned_epoch
-from .feed_stream import Change, FeedStream, asked_stream
+from .epochs import TAILS, Tail
+from .feed_stream import Change, asked_stream
 from .named import named_runs
 from .options import FeedOptions
 from .resume import resumed
@@ -444,18 +444,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
                 "num_batches", "cannot be combined with an epoch, which ends by itself; omit it"
             )
         arguments.one_of("tail", tail, TAILS)
-        return self._epoch(
-            lambda: self._cursor,
-            lambda: _planned_epoch(self._settled(), epoch, tail),
-            self._open,
-            self._carry_more,
-            lambda batch, reader, *of: self._plain(batch, reader, self._stream, *of),
-            lambda batch, reader, *of: self._enriched(batch, reader, self._stream, *of),
-            lambda reader: reader.request.stream is self._stream.rest,
-            state=self.state_dict,
-            load=self.load_state_dict,
-            world_size=self._request.position.world_size,
-        )
+        return self._epoch(self, epoch, tail)
 
     def as_dataset(self) -> RowDataset[Array, Rich]:
         """Return the rows of an epoch by their index, for frameworks that bring a sampler of their
@@ -525,12 +514,6 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             changed.close_unless(self._stream)  # which may be the changed one
             raise
         return changed, begin
-
-
-def _planned_epoch(stream: FeedStream, epoch: int, tail: Tail) -> EpochPlan:
-    """Plan the batches of an epoch at the present context length."""
-    position, end = stream.request.position, stream.length_end
-    return planned_epoch(stream.require_rows(), position, epoch, tail, stream.stage, end)
 
 
 def _redacted_feed(

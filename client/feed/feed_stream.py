@@ -210,16 +210,6 @@ class FeedStream:
         stages = self.stream.stages
         return stages[behind].first_sample if behind < len(stages) else SAMPLE_END
 
-    def own_rows(self, sample: int) -> int:
-        """Return how many rows of a batch of this rank have a sample, from row 0 on; the others
-        fill up the last batch before another context length.  sample: of row 0 of rank 0.
-        """
-        position = self.request.position
-        return min(
-            max(0, self.length_end - sample - position.rank * position.batch_size),
-            position.batch_size,
-        )
-
     def batches_to(self, end_sample: int) -> int:
         """Return how many batches of one shape come next: whole ones up to a sample, and one that
         is filled up where the context length changes before it.
