@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.stream.position import SAMPLE_END, Position
 from tokenfeed.stream.stage import Stage
 
 from ..device.host_transfer import Pair
+from .feed import Feed
 from .feed_stream import FeedStream
-
-if TYPE_CHECKING:
-    from .feed import Feed
+from .options import Tail
 
 _LOG = logging.getLogger("tokenfeed.client")
-
-Tail = Literal["drop", "wrap", "pad"]
-TAILS: tuple[str, ...] = get_args(Tail)
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")

@@ -22,10 +22,9 @@ from ..source.file_target import is_local_target
 from ..source.open_source import open_source
 from ..transport.addresses import Targets
 from .delivery import Delivery
-from .epochs import TAILS, Tail
 from .feed_stream import Change, asked_stream
 from .named import named_runs
-from .options import FeedOptions
+from .options import TAILS, FeedOptions, Tail
 from .resume import resumed
 from .row_dataset import RowDataset
 from .state import read_state

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenfeed.client.feed.epochs import EpochPlan, Tail
+from tokenfeed.client.feed.epochs import EpochPlan
+from tokenfeed.client.feed.options import Tail
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import Share, Stage
 
