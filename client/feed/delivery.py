@@ -31,6 +31,7 @@ from .batch_reader import BatchReader
 from .cursor import Cursor, Snapshot
 from .feed_stream import FeedStream
 from .history import History
+from .stream_changes import declared
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
@@ -121,11 +122,11 @@ class Delivery(ABC, Generic[Array, Rich]):
         """Return what is read at the position: behind the last row of a context length, that of the
         next one.
         """
-        return self._installed(lambda stream: stream.declared().settled())
+        return self._installed(lambda stream: declared(stream).settled())
 
     def _declared(self) -> FeedStream:
         """Return what is read, with the context lengths that were declared."""
-        return self._installed(FeedStream.declared)
+        return self._installed(declared)
 
     def _installed(self, derive: Callable[[FeedStream], FeedStream]) -> FeedStream:
         """Return what is read, once it is what derives from it."""

@@ -22,13 +22,14 @@ from ..source.file_target import is_local_target
 from ..source.open_source import open_source
 from ..transport.addresses import Targets
 from .delivery import Delivery
-from .feed_stream import Change, asked_stream
+from .first_stream import first_stream
 from .named import named_runs
 from .options import TAILS, FeedOptions, Tail
 from .resume import resumed
 from .row_dataset import RowDataset
 from .state import read_state
 from .stats import FeedPosition, FeedStats, stats_of
+from .stream_changes import Change, redacted, resized, reweighted
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -61,7 +62,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         arguments of BatchAttributes and Epoch.  The other arguments, and Raises: as for
         RemoteBatches.
         """
-        stream, planes, self._agreement = asked_stream(
+        stream, planes, self._agreement = first_stream(
             target, batch_size, context_length, options, open_source
         )
         stream.datasets.end_with(self)
@@ -150,7 +151,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         if not stream.definition.is_mixture:
             raise InvalidRequest("mixture", "is missing; only the weights of a mixture can change")
         changed, begin = self._change(
-            "mixture", lambda: stream.reweighted(weights, at_sample, self), at_sample
+            "mixture", lambda: reweighted(stream, weights, at_sample, self), at_sample
         )
         if changed is not stream:
             _LOG.info("mixture changes sample=%d weights=%s", begin, dict(weights))
@@ -185,7 +186,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stream = self._stream
         changed, begin = self._change(
             "context_length",
-            lambda: stream.resized(context_length, at_sample, batch_size),
+            lambda: resized(stream, context_length, at_sample, batch_size),
             at_sample,
         )
         if changed is not stream:
@@ -218,7 +219,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stream = self._stream
         changed, begin = self._change(
             "redactions",
-            lambda: self._declared().redacted(list_hash, at_sample, dataset, self),
+            lambda: redacted(self._declared(), list_hash, at_sample, dataset, self),
             at_sample,
         )
         if changed.stream.redactions != stream.stream.redactions:

@@ -8,9 +8,8 @@ over documents puts into rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,50 +17,31 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
-from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.plan import no_documents_fit
-from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, Position, require_range
+from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.schedule import (
     first_exhausted,
-    placed_by_weights,
-    planned_stage,
-    resized_stage,
 )
-from tokenfeed.stream.stage import CHANGED, MIXTURE, Redaction, Source, Stage
+from tokenfeed.stream.stage import MIXTURE, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 
-from ..runtime import arguments
-from ..runtime.arguments import integer
 from ..source.check import corpora_of, no_rows
 from ..source.datasets import Datasets
-from ..source.plane_selection import PlaneSelection, plane_name
-from ..transport.addresses import Targets
+from ..source.plane_selection import plane_name
 from .changes import (
-    require_ahead,
     require_same_corpus,
-    with_change,
-    with_redaction,
-    with_weights,
 )
 from .cursor import Cursor, Snapshot
 from .history import History
-from .lengths import asked_at, is_past, read_lengths
 from .mixture.recipe import (
     Definition,
     Length,
-    Mixture,
-    checked_weights,
-    group_blocks,
     limits_of,
-    lists_by_dataset,
-    long_argument,
-    read_list,
 )
-from .options import FeedOptions
-from .ranks.agreement import RankAgreement, compared, rank_agreement
-from .ranks.coordinates import data_parallel
+from .ranks.agreement import compared
+from .shape import batch_size_of, require_uncounted
 from .state import Planes, folded, packed_stream, write_state
 from .stats import FeedPosition, SourceStats, source_stats
 
@@ -238,39 +218,6 @@ class FeedStream:
         found._memo.update(self._memo)
         return found
 
-    def declared(self) -> FeedStream:
-        """Return what is read with the context lengths that the user declared, where they begin. Of
-        those that are asked for before all that was delivered, the last one begins as soon as
-        possible, unless the stream has had it. Waits for the datasets if there are such.
-
-        Raises: InvalidRequest if one cannot begin there; TokenfeedError.
-        """
-        if not self.pending or self.datasets.closed:
-            return self
-        _, _, history = self.cursor.now
-        ahead, found, before = history.end_sample, replace(self, pending=()), 0
-        for n, each in enumerate(self.pending):
-            asked, length = asked_at(each, found.stream), each.context_length
-            if asked < before:  # one is by tokens, which are samples only now
-                problem = f"{length} is asked for at sample {asked}, behind one at {before}"
-                raise InvalidRequest("context_length", f"{problem}; declare them in this order")
-            before = asked
-            is_known = any(
-                (stage.asked, stage.context_length) == (asked, length)
-                for stage in found.stream.stages
-            )
-            is_over = any(is_past(one, found.stream, ahead) for one in self.pending[n + 1 : n + 2])
-            if is_known or is_over:
-                continue
-            try:
-                found, begin = found._with_length(length, max(asked, ahead), ahead, or_later=True)
-            except InvalidRequest as error:
-                problem = f"{length} from sample {asked} on: {error}"
-                raise InvalidRequest("context_length", problem) from None
-            message = "context length changes sample=%d context_length=%d asked=%d"
-            _LOG.info(message, begin, length, asked)
-        return found
-
     def _shaped(self, sample: int) -> FeedStream:
         """Return this with batches of the shape that they have at a sample."""
         stages = self.stream.stages[: self.stream.place_of(sample) + 1]
@@ -285,7 +232,7 @@ class FeedStream:
     @property
     def order_name(self) -> str:
         """The name of the order of the samples, for people."""
-        return MIXTURE if self.definition.is_mixture else self._source.order.NAME
+        return MIXTURE if self.definition.is_mixture else self.source.order.NAME
 
     # --- epochs ---
 
@@ -298,15 +245,15 @@ class FeedStream:
         """Raise InvalidRequest if this is a mixture, or its order has no epochs."""
         if self.definition.is_mixture:
             raise InvalidRequest("mixture", "has no epochs; max_epochs of a source ends a mixture")
-        if not self._source.order.HAS_EPOCHS:
+        if not self.source.order.HAS_EPOCHS:
             raise InvalidRequest(
                 "order",
-                f"{self._source.order.NAME} is endless and has no epochs; pass order='shuffled', "
+                f"{self.source.order.NAME} is endless and has no epochs; pass order='shuffled', "
                 "'sequential', 'packed' or 'padded'",
             )
 
     @property
-    def _source(self) -> Source:
+    def source(self) -> Source:
         """The source of the present stage of a stream over one dataset."""
         ((number, _),) = self.stage.weights.items()
         return self.stream.sources[number]
@@ -317,7 +264,7 @@ class FeedStream:
 
         context_length: of the rows.  Raises: TokenfeedError.
         """
-        return self.datasets.rows_of(self._source.order.NAME, context_length, place=self._place)
+        return self.datasets.rows_of(self.source.order.NAME, context_length, place=self._place)
 
     def require_rows(self, context_length: int | None = None) -> int:
         """Return `rows_at_length`, at least 1, by default at the present length.
@@ -325,7 +272,7 @@ class FeedStream:
         Raises: InvalidRequest if no file is long enough for a window, or no document fits into a
         row; TokenfeedError.
         """
-        length, source = context_length or self.stage.context_length, self._source
+        length, source = context_length or self.stage.context_length, self.source
         rows = self.rows_at_length(length)
         if rows:
             return rows
@@ -336,7 +283,7 @@ class FeedStream:
     @property
     def _place(self) -> int:
         """Which of the datasets has the source that is read."""
-        return self.rest.numbers.index(self._source.number)
+        return self.rest.numbers.index(self.source.number)
 
     @property
     def epoch_offset(self) -> int:
@@ -349,7 +296,7 @@ class FeedStream:
         """Return the position at a sample. If the order has epochs, this waits for the number of
         rows per epoch, and raises TokenfeedError if the dataset cannot be described.
         """
-        if self.definition.is_mixture or not self._source.order.HAS_EPOCHS:
+        if self.definition.is_mixture or not self.source.order.HAS_EPOCHS:
             return FeedPosition(sample, None)
         own = sample + self.epoch_offset
         return FeedPosition(sample, own // max(1, self.rows_at_length(self.stage.context_length)))
@@ -404,114 +351,9 @@ class FeedStream:
 
     # --- changes ---
 
-    def reweighted(self, weights: object, at_sample: int | None, owner: object) -> Change:
-        """Return the stream with other weights from a sample on, and the sample from which on they
-        are in force; this stream itself if nothing changes.
-
-        weights, at_sample: as a user passed them; at_sample=None is as soon as possible.  owner:
-        newly opened datasets are closed when it is garbage-collected.
-        Raises: InvalidRequest if weights or at_sample are not valid, or the feed is closed;
-        TokenfeedError if new datasets cannot be read.
-        """
-        at, ahead = self._asked(at_sample)
-        by_name = checked_weights(weights, self.definition.block)
-        own = self.definition.with_sources(self.stream, by_name)
-        numbers = {source.dataset: source.number for source in own.sources}
-        samples_of = {numbers[name]: count for name, count in by_name.items() if count}
-        stages, begin = with_weights(own.stages, samples_of, at, ahead, or_later=at_sample is None)
-        if stages == self.stream.stages:
-            return self, begin
-        return self.with_stream(own.with_stages(stages), owner=owner), begin
-
-    def resized(self, context_length: int, at_sample: int | None, batch_size: int | None) -> Change:
-        """Return the stream with another context length from a sample on, and the sample from which
-        on it is in force; this stream itself if nothing changes.
-
-        context_length, at_sample, batch_size: as a user passed them; at_sample=None is as soon as
-        possible.
-        Raises: InvalidRequest if an argument is not valid, the feed is closed, or the context
-        length cannot change there; TokenfeedError if rows cannot be counted.
-        """
-        at, ahead = self._asked(at_sample)
-        length = integer("context_length", context_length)
-        if self.definition.is_mixture:
-            problem = "of a mixture cannot change during a run: its sources are not between two"
-            raise InvalidRequest("context_length", f"{problem} groups at the same sample")
-        if self.definition.lengths:
-            # A restart could not tell a change that was replaced from one that is missing.
-            problem = "was given with several values: declare this change with them"
-            raise InvalidRequest("context_length", problem)
-        self.require_one_shape()
-        sizes = dict(self.batch_sizes)
-        if batch_size is not None:
-            size = integer("batch_size", batch_size)
-            require_range("batch_size", size, 1, BATCH_SIZE_MAX + 1)
-            now = self.settled().request.position.batch_size
-            if length == self.stage.context_length and size != now:
-                problem = f"{size} is not {now}, which it is at context_length {length} by now"
-                cure = "pass both to a new feed, and load the state there"
-                raise InvalidRequest("batch_size", f"{problem}; {cure}")
-            if sizes.setdefault(length, size) != size:
-                problem = f"{size} is not {sizes[length]}, which it is at context_length {length}"
-                raise InvalidRequest("batch_size", f"{problem} in this run already")
-        sized = self if sizes == self.batch_sizes else replace(self, batch_sizes=sizes)
-        return sized._with_length(length, at, ahead, or_later=at_sample is None)
-
-    def _with_length(self, length: int, at_sample: int, ahead: int, *, or_later: bool) -> Change:
-        """Return this with a context length from a sample on, and where that begins, as of
-        `with_change`.
-        """
-        new = planned_stage(length, at_sample, {self._source.number: 1}, CHANGED)
-        self.rest.with_stages([new])  # checks the length, before rows are counted
-        if not self._source.reads_documents:
-            self.require_rows(length)
-        stages, begin = with_change(
-            self.stream.stages, new, ahead, "context_length", self._placed, or_later=or_later
-        )
-        _require_whole_rows([stage.context_length for stage in stages], self.batch_sizes)
-        return self.with_stream(self.stream.with_stages(stages), owner=None), begin
-
     def require_one_shape(self) -> None:
         """Raise InvalidRequest if batches are counted, which then have to be of one shape."""
-        _require_uncounted(self.request.num_batches)
-
-    def _placed(self, last: Stage, planned: Stage) -> Stage:
-        """Return a planned stage of a context length where it begins, as `place` of `scheduled`."""
-        source, length = self._source, planned.context_length
-        if length == last.context_length and not source.order.BLOCK_TOKENS:
-            return placed_by_weights(last, planned)
-        # Also of the same length: it begins where the change does that it takes back.
-        rows, origin = self.rows_at_length, planned.origin
-        return resized_stage(last, planned.asked, length, source, rows, origin)
-
-    def redacted(
-        self, list_hash: str, at_sample: int | None, dataset: str | None, owner: object
-    ) -> Change:
-        """Return the stream in which the tokens of a list are replaced from a sample on, and that
-        sample; this stream itself if the list is in force by then already. If the stream has the
-        list from a later sample on, the list now begins at this one.
-
-        list_hash, at_sample, dataset: as a user passed them. at_sample=None is as soon as possible;
-        dataset=None is the only dataset, and not valid for a mixture.  owner: newly opened datasets
-        are closed when it is garbage-collected.
-        Raises: InvalidRequest if an argument is not valid, the feed is closed, or the sample is not
-        behind all that was delivered; StreamMismatch if no server has the list; TokenfeedError.
-        """
-        at, ahead = self._asked(at_sample)
-        name = self.definition.dataset_named(self.rest, dataset)
-        listed = read_list("list_hash", list_hash)
-        redactions, begin = self.stream.redactions, at
-        for source in self.rest.sources:
-            if source.dataset == name:
-                new = Redaction(at, source.number, listed)
-                redactions, begin = with_redaction(redactions, new)
-        if redactions != self.stream.redactions:
-            require_ahead(at, ahead)
-        definition = self.definition.with_redaction(name, begin, listed)
-        if redactions == self.stream.redactions and definition == self.definition:
-            return self, begin
-        told = replace(self, definition=definition)
-        return told.with_stream(replace(self.stream, redactions=redactions), owner=owner), begin
+        require_uncounted(self.request.num_batches)
 
     def with_stream(
         self, stream: Stream, *, owner: object, at: tuple[int, History] | None = None
@@ -534,7 +376,7 @@ class FeedStream:
         cursor = self.cursor if at is None else self.cursor.moved(*at)
         rest, datasets = _rest_of(stream, cursor.sample, self.definition), self.datasets
         if _datasets_of(rest) != _datasets_of(self.rest):
-            self._require_open()
+            self.require_open()
             datasets = self.open_datasets(replace(self.request, stream=rest))
             datasets.end_with(owner)
             if self.datasets.reads_documents:
@@ -575,176 +417,10 @@ class FeedStream:
         if self.datasets is not other.datasets:
             self.datasets.close()
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raise InvalidRequest for a closed feed."""
         if self.datasets.closed:
             raise InvalidRequest("feed", "is closed; create a new one")
-
-    def _asked(self, at_sample: int | None) -> tuple[int, int]:
-        """Return the sample that a change was asked for at, by default the first one that may
-        change; and that.
-
-        Raises: InvalidRequest, also for a closed feed.
-        """
-        self._require_open()
-        sample, _, history = self.cursor.now
-        ahead = history.ahead_of(sample)
-        at = ahead if at_sample is None else integer("at_sample", at_sample)
-        require_range("at_sample", at, 0, SAMPLE_END)
-        return at, ahead
-
-
-def asked_stream(
-    target: Targets,
-    batch_size: int,
-    context_length: int | Mapping[int | str, int],
-    options: FeedOptions,
-    open_datasets: Callable[..., Datasets],
-) -> tuple[FeedStream, PlaneSelection, RankAgreement | None]:
-    """Return what a feed reads, the planes that the feed wants, and what compares the feed with
-    other ranks (None if there is nothing to compare). Does no I/O.
-
-    Call this once for each feed, in the order in which feeds are created: the n-th feed of one rank
-    is compared with the n-th feed of the others.
-    options: all of them, checked.  open_datasets: as `open_source`.  The other arguments, and
-    Raises: as for RemoteBatches.
-    """
-    batch_size = integer("batch_size", batch_size)
-    length, lengths = read_lengths(context_length)
-    definition = _definition(length, options)
-    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
-    if lengths:
-        definition = replace(definition, lengths=lengths)
-        _require_changeable(definition, batch_size * ranks.world_size, batch_size, options)
-    request = Request(
-        definition.stream,
-        arguments.first_position(
-            options["start_step"],
-            options["start_sample"],
-            Position(0, batch_size, ranks.rank, ranks.world_size),
-        ),
-        num_batches=options["num_batches"],
-    )
-    planes = PlaneSelection(
-        loss_mask=options["loss_mask"] == "apply", document_starts=options["mask_borders"]
-    )
-    agreement = rank_agreement(ranks, request, target, options["fingerprint"])
-    open_own = partial(
-        open_datasets,
-        target,
-        timeouts=options["timeouts"],
-        credentials=options["credentials"],
-        client_name=arguments.name_of_client(options["client_name"], ranks.rank),
-        planes=planes,
-    )
-    datasets = open_own(
-        request,
-        fingerprint=arguments.hash_digits("fingerprint", options["fingerprint"]),
-        agreement=None if agreement is None else partial(agreement.require_same, definition),
-    )
-    cursor = Cursor(request.position)
-    stream = request.stream
-    found = FeedStream(
-        request,
-        stream,
-        datasets,
-        cursor,
-        open_own,
-        planes.masking,
-        definition,
-        {length: batch_size},
-        lengths,
-    )
-    return found, planes, agreement
-
-
-def _require_changeable(
-    definition: Definition, stride: int, batch_size: int, options: FeedOptions
-) -> None:
-    """Raise InvalidRequest unless the arguments of a feed allow several context lengths.
-
-    stride, batch_size: rows of a batch at first, of all ranks and of each.
-    """
-    length, lengths = definition.stream.context_length, definition.lengths
-    if definition.is_mixture:
-        problem = "has several values, but a mixture has one; pass one"
-        raise InvalidRequest("context_length", problem)
-    if definition.stream.reads_documents:
-        order = definition.stream.sources[0].order.NAME
-        problem = f"has several values, but rows of {order} are other pieces at each; pass one"
-        raise InvalidRequest("context_length", problem)
-    _require_uncounted(options["num_batches"])
-    step, first = options["start_step"], asked_at(lengths[0], definition.stream)
-    if step * stride > first:
-        problem = f"{step} is behind sample {first}, from which on a step may be other samples"
-        raise InvalidRequest("start_step", f"{problem}; pass start_sample=, or load a state")
-    every = [length, *(each.context_length for each in lengths)]
-    _require_whole_rows(every, {length: batch_size})
-
-
-def _require_uncounted(num_batches: int | None) -> None:
-    if num_batches is not None:
-        problem = "counts batches of one shape; omit it, and end the loop by its steps"
-        raise InvalidRequest("num_batches", problem)
-
-
-def _require_whole_rows(lengths: Sequence[int], sizes: Mapping[int, int]) -> None:
-    """Raise InvalidRequest as `batch_size_of` does.  lengths, sizes: are those of a whole run."""
-    for place in range(len(lengths)):
-        batch_size_of(lengths[: place + 1], sizes)
-
-
-def batch_size_of(lengths: Sequence[int], sizes: Mapping[int, int]) -> int:
-    """Return the rows of a batch of a rank at the last of some context lengths: those that the user
-    said, or as many as have the tokens of the batches before.
-
-    lengths: of the stages up to there.  sizes: what the user said, by context length; at least one.
-    Raises: InvalidRequest if these tokens are no whole rows.
-    """
-    known = next((length for length in reversed(lengths) if length in sizes), next(iter(sizes)))
-    found, rest = divmod(sizes[known] * known, lengths[-1])
-    if rest or not found:
-        problem = f"{sizes[known]} rows of {known} tokens are no whole rows of {lengths[-1]}"
-        raise InvalidRequest("batch_size", f"{problem}; pass a batch_size for this length")
-    return found
-
-
-def _definition(context_length: int, options: FeedOptions) -> Definition:
-    order, seed, dataset = options["order"], options["seed"], options["dataset"] or ""
-    long_documents = long_argument(order, options["long"])
-    mixture = options["mixture"]
-    if mixture is None:
-        found = orders.find(order)
-        stream = Stream.of_dataset(
-            dataset,
-            found,
-            seed,
-            context_length,
-            long_documents,
-            group_blocks=group_blocks(found, options["group_tokens"]),
-        )
-        definition = Definition(stream, order, long_documents, is_mixture=False)
-        return _redacted(definition, options["redactions"])
-    if dataset:
-        problem = "is given together with mixture, which has the names"
-        raise InvalidRequest("dataset", problem)
-    if options["fingerprint"] is not None:
-        problem = "is of one dataset, but a mixture has several; omit it"
-        raise InvalidRequest("fingerprint", problem)
-    recipe = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
-    definition = recipe.definition(
-        context_length, order, seed, long_documents, options["group_tokens"]
-    )
-    return _redacted(definition, options["redactions"])
-
-
-def _redacted(definition: Definition, given: str | Mapping[str, str] | None) -> Definition:
-    """Return a definition with redactions that are in force from sample 0 on, as a user passed
-    them.  Raises: InvalidRequest.
-    """
-    names = [each.dataset for each in definition.stream.sources]
-    for dataset, digits in lists_by_dataset(names, given).items():
-        definition = definition.with_redaction(dataset, 0, read_list("redactions", digits))
-    return definition
 
 
 def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenfeed.client.feed.feed_stream import FeedStream, asked_stream
+from tokenfeed.client.feed.feed_stream import FeedStream
+from tokenfeed.client.feed.first_stream import first_stream
 from tokenfeed.client.feed.options import FeedOptions, checked
 from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.state import read_state
+from tokenfeed.client.feed.stream_changes import reweighted
 from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
 from tokenfeed.sampling import orders
@@ -140,7 +142,7 @@ def feed_of(
         return ImaginedDatasets(corpora, request.stream, more["planes"].kinds)
 
     defaults = {"rank": 0, "world_size": 1, "order": "shuffled"}
-    found, _, _ = asked_stream(
+    found, _, _ = first_stream(
         "localhost:1",
         batch_size,
         context_length,
@@ -205,7 +207,7 @@ def changed(
     feed: FeedStream, weights: Mapping[str, float], at_sample: int | None = None
 ) -> FeedStream:
     """As `change_mixture`."""
-    found, _ = feed.reweighted(weights, at_sample, None)
+    found, _ = reweighted(feed, weights, at_sample, None)
     return found
 
 

@@ -18,6 +18,7 @@ import torch
 from client import InvalidRequest, NumpyBatches, RemoteBatches, StreamMismatch
 from tests.conftest import Serve
 from tests.support.redacting import redact
+from tokenfeed.client.feed import delivery
 from tokenfeed.client.feed.batch_reader import BatchReader
 from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.sampling.plan import Shape, plan
@@ -444,7 +445,7 @@ def test_a_redaction_during_the_placing_of_declared_lengths_stays(
         copy.hardlink_to(path)
     listed = redact(copies, (0, 1000, 700_000), options=["--format", "raw", "--dtype", "uint32"])
     with feed_of(local(copies), GROWING, batch_size=12) as feed:
-        declare = FeedStream.declared
+        declare = delivery.declared
 
         def redacted_meanwhile(stream: FeedStream) -> FeedStream:
             monkeypatch.undo()
@@ -452,7 +453,7 @@ def test_a_redaction_during_the_placing_of_declared_lengths_stays(
             assert feed.redact(listed, at_sample=7) == 7
             return found
 
-        monkeypatch.setattr(FeedStream, "declared", redacted_meanwhile)
+        monkeypatch.setattr(delivery, "declared", redacted_meanwhile)
         assert (feed.batch_size, feed.context_length) == (12, LONG)
         (redaction,) = feed.state_dict()["stream"][5]
         assert redaction[0] == 7
