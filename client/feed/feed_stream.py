@@ -35,9 +35,9 @@ from .changes import (
 )
 from .cursor import Cursor, Snapshot
 from .history import History
+from .lengths import Length
 from .mixture.recipe import (
     Definition,
-    Length,
     limits_of,
 )
 from .ranks.agreement import compared

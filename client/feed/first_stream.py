@@ -18,7 +18,7 @@ from ..source.plane_selection import PlaneSelection
 from ..transport.addresses import Targets
 from .cursor import Cursor
 from .feed_stream import FeedStream
-from .lengths import asked_at, read_lengths
+from .lengths import read_lengths
 from .mixture.recipe import (
     Definition,
     Mixture,
@@ -101,7 +101,7 @@ def _require_changeable(definition: Definition, begin: Position, options: FeedOp
         problem = f"has several values, but rows of {order} are other pieces at each; pass one"
         raise InvalidRequest("context_length", problem)
     require_uncounted(options["num_batches"])
-    step, first = options["start_step"], asked_at(lengths[0], definition.stream)
+    step, first = options["start_step"], lengths[0].begin.sample(definition.stream.sample_at)
     if begin.batch_first_sample(step) > first:
         problem = f"{step} is behind sample {first}, from which on a step may be other samples"
         raise InvalidRequest("start_step", f"{problem}; pass start_sample=, or load a state")

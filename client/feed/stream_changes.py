@@ -16,7 +16,6 @@ from tokenfeed.stream.stage import CHANGED, Redaction, Stage
 from ..runtime.arguments import integer
 from .changes import require_ahead, with_change, with_redaction
 from .feed_stream import FeedStream
-from .lengths import asked_at, is_past
 from .mixture.recipe import checked_weights, read_list
 from .shape import require_whole_rows
 
@@ -129,7 +128,7 @@ def declared(own: FeedStream) -> FeedStream:
     _, _, history = own.cursor.now
     ahead, found, before = history.end_sample, replace(own, pending=()), 0
     for n, each in enumerate(own.pending):
-        asked, length = asked_at(each, found.stream), each.context_length
+        asked, length = each.begin.sample(found.stream.sample_at), each.context_length
         if asked < before:  # one is by tokens, which are samples only now
             problem = f"{length} is asked for at sample {asked}, behind one at {before}"
             raise InvalidRequest("context_length", f"{problem}; declare them in this order")
@@ -137,7 +136,9 @@ def declared(own: FeedStream) -> FeedStream:
         is_known = any(
             (stage.asked, stage.context_length) == (asked, length) for stage in found.stream.stages
         )
-        is_over = any(is_past(one, found.stream, ahead) for one in own.pending[n + 1 : n + 2])
+        is_over = any(
+            one.begin.is_before(found.stream, ahead) for one in own.pending[n + 1 : n + 2]
+        )
         if is_known or is_over:
             continue
         try:
