@@ -267,8 +267,8 @@ class Delivery(ABC, Generic[Array, Rich]):
         return self._rich_batch(
             *self._plain(batch, reader, stream, before, after),
             reader.noted,
-            samples=lambda: rows().samples,
-            sources=lambda: rows().sources,
+            samples=lambda: rows()[0],
+            sources=lambda: rows()[1],
             state_before=partial(_state_at, weakref.ref(self), stream, before),
             state_after=partial(_state_at, weakref.ref(self), stream, after),
         )

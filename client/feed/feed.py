@@ -28,7 +28,7 @@ from .options import TAILS, FeedOptions, Tail
 from .resume import resumed
 from .row_dataset import RowDataset
 from .state import read_state
-from .stats import FeedPosition, FeedStats, stats_of
+from .stats import FeedPosition, FeedStats, counted
 from .stream_changes import Change, redacted, resized, reweighted
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -409,15 +409,14 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """Return the statistics of the feed so far. Any thread may call this; it does no I/O."""
         stream, reader = self._stream, self._latest()
         sample, batches, history = stream.cursor.now
-        return stats_of(
-            self._counters,
-            None if reader is None or stream.datasets.closed else reader.rows,
-            stream.request.position.batch_size,
+        rows = None if reader is None or stream.datasets.closed else reader.rows
+        return FeedStats(
             batches=batches,
             tokens=stream.tokens_of(batches),
             samples=sample,
             epoch=stream.position_of(sample).epoch if batches else None,
             sources=stream.source_stats(history, has_read=batches > 0),
+            **counted(self._counters, rows, stream.request.position.batch_size),
         )
 
     # --- epochs ---

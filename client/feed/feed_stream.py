@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,7 @@ from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.plan import no_documents_fit
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.schedule import (
-    first_exhausted,
-)
+from tokenfeed.stream.schedule import first_exhausted
 from tokenfeed.stream.stage import MIXTURE, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
@@ -30,33 +28,17 @@ from tokenfeed.wire.request import Request
 from ..source.check import corpora_of, no_rows
 from ..source.datasets import Datasets
 from ..source.plane_selection import plane_name
-from .changes import (
-    require_same_corpus,
-)
+from .changes import require_same_corpus
 from .cursor import Cursor, Snapshot
 from .history import History
 from .lengths import Length
-from .mixture.recipe import (
-    Definition,
-    limits_of,
-)
+from .mixture.recipe import Definition, limits_of
 from .ranks.agreement import compared
-from .shape import batch_size_of, require_uncounted
+from .shape import batch_size_of
 from .state import Planes, folded, packed_stream, write_state
 from .stats import FeedPosition, SourceStats, source_stats
 
 _LOG = logging.getLogger("tokenfeed.client")
-
-
-class Rows(NamedTuple):
-    """Which samples the rows of a batch are.
-
-    samples: int64[B], sample indices; -1 for rows that fill up the last batch of a context length.
-    sources: int16[B], numbers of their sources. B is the batch size.
-    """
-
-    samples: npt.NDArray[np.int64]
-    sources: npt.NDArray[np.int16]
 
 
 OpenDatasets = Callable[[Request], Datasets]
@@ -148,15 +130,17 @@ class FeedStream:
             if kind in self.masks
         }
 
-    def rows_at(self, sample: int) -> Rows:
-        """Return sample index and source number of each row of a batch of this rank.  sample: of
-        row 0 of rank 0 in that batch.
+    def rows_at(self, sample: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
+        """Return for each row of a batch of this rank its sample index, -1 if it only fills up the
+        batch, and the number of its source: int64[B] and int16[B].
+
+        sample: of row 0 of rank 0 in that batch.
         """
         position = replace(self.request.position, first_sample=sample)
         samples = position.samples(0, position.batch_size)
         numbers, _ = locate_all(self.stream, samples)
         samples[samples >= self.length_end] = -1
-        return Rows(samples, numbers.astype(np.int16))
+        return samples, numbers.astype(np.int16)
 
     def request_at(self, sample: int, num_batches: int) -> Request:
         """Return the request of batches of this rank, of the rest of the stream.
@@ -285,21 +269,15 @@ class FeedStream:
         """Which of the datasets has the source that is read."""
         return self.rest.numbers.index(self.source.number)
 
-    @property
-    def epoch_offset(self) -> int:
-        """A sample's number within its source, less the sample index, in the present stage. Not 0
-        after a change of the context length, for example; may be negative.
-        """
-        return self.stage.active[0].base - self.stage.first_sample
-
     def position_of(self, sample: int) -> FeedPosition:
         """Return the position at a sample. If the order has epochs, this waits for the number of
         rows per epoch, and raises TokenfeedError if the dataset cannot be described.
         """
         if self.definition.is_mixture or not self.source.order.HAS_EPOCHS:
             return FeedPosition(sample, None)
-        own = sample + self.epoch_offset
-        return FeedPosition(sample, own // max(1, self.rows_at_length(self.stage.context_length)))
+        stage = self.stage
+        own = stage.active[0].base + sample - stage.first_sample
+        return FeedPosition(sample, own // max(1, self.rows_at_length(stage.context_length)))
 
     def end_sample(self) -> int:
         """Return the sample at which the mixture ends because max_epochs of a source are used up;
@@ -349,11 +327,7 @@ class FeedStream:
             for place, source in enumerate(self.rest.sources)
         }
 
-    # --- changes ---
-
-    def require_one_shape(self) -> None:
-        """Raise InvalidRequest if batches are counted, which then have to be of one shape."""
-        require_uncounted(self.request.num_batches)
+    # --- another stream ---
 
     def with_stream(
         self, stream: Stream, *, owner: object, at: tuple[int, History] | None = None
@@ -374,42 +348,49 @@ class FeedStream:
         if stream == self.stream and at is None:
             return self
         cursor = self.cursor if at is None else self.cursor.moved(*at)
-        rest, datasets = _rest_of(stream, cursor.sample, self.definition), self.datasets
-        if _datasets_of(rest) != _datasets_of(self.rest):
-            self.require_open()
-            datasets = self.open_datasets(replace(self.request, stream=rest))
-            datasets.end_with(owner)
-            if self.datasets.reads_documents:
-                datasets.read_documents()
-        elif not {*rest.redactions} <= {*self.rest.redactions}:
-            datasets.require_redactions(rest.redactions)
-        request = replace(self.request, stream=stream)
+        rest = _rest_of(stream, cursor.sample, self.definition)
         found = replace(
             self,
-            request=request,
+            request=replace(self.request, stream=stream),
             rest=rest,
-            datasets=datasets,
+            datasets=self._datasets_for(rest, owner),
             cursor=cursor,
             counted=self._counted_now(),
             pending=self.pending if at is None else self.definition.lengths,
         )
         try:
             found = found._shaped(cursor.sample)
-            request = found.request
-            if datasets is not self.datasets:
+            if found.datasets is not self.datasets:
                 _require_same_planes(self, found)
-            if len(stream.stages) > 1:
-                known = found.known()
-                previous = {stage.index: stage.previous for stage in known.stages}
-                stages = [replace(each, previous=previous[each.index]) for each in rest.stages]
-                kept = folded(known, cursor.sample)
-                request = replace(request, stream=kept)
-                found = replace(found, request=request, rest=rest.with_stages(stages))
-                # Now: no hash is computed when a state is saved.
-                found._memo.update(known=kept, packed=packed_stream(kept))
+            return found._hashed() if len(stream.stages) > 1 else found
         except BaseException:
             found.close_unless(self)
             raise
+
+    def _datasets_for(self, rest: Stream, owner: object) -> Datasets:
+        """Return the datasets of another rest of a stream.  owner, Raises: as for `with_stream`."""
+        if _datasets_of(rest) != _datasets_of(self.rest):
+            self.require_open()
+            datasets = self.open_datasets(replace(self.request, stream=rest))
+            datasets.end_with(owner)
+            if self.datasets.reads_documents:
+                datasets.read_documents()
+            return datasets
+        if not {*rest.redactions} <= {*self.rest.redactions}:
+            self.datasets.require_redactions(rest.redactions)
+        return self.datasets
+
+    def _hashed(self) -> FeedStream:
+        """Return this with the identities before its stages, and without stages that are too old:
+        no hash is computed when a state is saved.  Raises: as for `known`.
+        """
+        known = self.known()
+        previous = {stage.index: stage.previous for stage in known.stages}
+        stages = [replace(each, previous=previous[each.index]) for each in self.rest.stages]
+        kept = folded(known, self.cursor.sample)
+        request = replace(self.request, stream=kept)
+        found = replace(self, request=request, rest=self.rest.with_stages(stages))
+        found._memo.update(known=kept, packed=packed_stream(kept))
         return found
 
     def close_unless(self, other: FeedStream) -> None:

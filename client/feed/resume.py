@@ -33,6 +33,7 @@ from ..source.plane_selection import plane_name
 from .changes import require_same_corpus, source_differs, with_redaction
 from .feed_stream import FeedStream
 from .mixture.continuation import Stages, continued
+from .shape import require_uncounted
 from .state import State
 
 PARTS = ("order", "seed", "context_length", "fingerprint", "long_documents", "pieces")
@@ -83,7 +84,7 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
         found.known()
         lengths = {each.context_length for each in stream.rest(plan.sample).stages}
         if len(lengths) > 1:
-            found.require_one_shape()
+            require_uncounted(found.request.num_batches)
         for length in () if is_mixture else lengths - {own.context_length}:
             found.require_rows(length)  # counted now: statistics do not wait for them
         messages += _other_planes(state, found, allow)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenfeed.sampling.mixture import counts_at
 from tokenfeed.stream.stream import Stream
@@ -93,45 +93,29 @@ class FeedStats:
     reconnect_reasons: Mapping[str, int] = field(default_factory=dict)
 
 
-def stats_of(
-    counters: Counters,
-    rows: RowSource | None,
-    batch_size: int,
-    *,
-    batches: int,
-    tokens: int,
-    samples: int,
-    epoch: int | None,
-    sources: Mapping[str, SourceStats],
-) -> FeedStats:
-    """Return the statistics of a feed.
+def counted(counters: Counters, rows: RowSource | None, batch_size: int) -> dict[str, Any]:
+    """Return the fields of FeedStats that its streams have counted, by their names.
 
-    counters: what its streams have counted.  rows: those being read now; None if there are none.
-    batch_size: rows of a batch.  The other arguments: as in FeedStats.
+    rows: those being read now; None if there are none.  batch_size: rows of a batch.
     """
     # Each is read once: other threads change them.
     wait_seconds, since = counters.wait_seconds, counters.waiting_since
-    return FeedStats(
-        batches=batches,
-        tokens=tokens,
-        wait_seconds=wait_seconds,
-        reconnects=counters.reconnects,
-        samples=samples,
-        epoch=epoch,
-        sources=sources,
-        wait_histogram=WaitHistogram(
+    return {
+        "wait_seconds": wait_seconds,
+        "reconnects": counters.reconnects,
+        "wait_histogram": WaitHistogram(
             counts=tuple(accumulate(tuple(counters.wait_counts))), sum_seconds=wait_seconds
         ),
-        waiting_seconds=0.0 if since is None else time.monotonic() - since,
-        queue_depth_batches=0 if rows is None else rows.queued_rows // batch_size,
-        queue_capacity_batches=0 if rows is None else rows.capacity_rows // batch_size,
-        rows_received=counters.rows,
-        token_bytes_received=counters.token_bytes,
-        frames_received=counters.frames,
-        frame_bytes_received=counters.frame_bytes,
-        server=counters.server,
-        reconnect_reasons=dict(counters.reconnect_reasons),
-    )
+        "waiting_seconds": 0.0 if since is None else time.monotonic() - since,
+        "queue_depth_batches": 0 if rows is None else rows.queued_rows // batch_size,
+        "queue_capacity_batches": 0 if rows is None else rows.capacity_rows // batch_size,
+        "rows_received": counters.rows,
+        "token_bytes_received": counters.token_bytes,
+        "frames_received": counters.frames,
+        "frame_bytes_received": counters.frame_bytes,
+        "server": counters.server,
+        "reconnect_reasons": dict(counters.reconnect_reasons),
+    }
 
 
 def source_stats(

@@ -17,7 +17,7 @@ from ..runtime.arguments import integer
 from .changes import require_ahead, with_change, with_redaction
 from .feed_stream import FeedStream
 from .mixture.recipe import checked_weights, read_list
-from .shape import require_whole_rows
+from .shape import require_uncounted, require_whole_rows
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -66,7 +66,7 @@ def resized(
         # A restart could not tell a change that was replaced from one that is missing.
         problem = "was given with several values: declare this change with them"
         raise InvalidRequest("context_length", problem)
-    own.require_one_shape()
+    require_uncounted(own.request.num_batches)
     sized = own if batch_size is None else _sized(own, length, batch_size)
     return _with_length(sized, length, at, ahead, or_later=at_sample is None)
 
@@ -136,9 +136,8 @@ def declared(own: FeedStream) -> FeedStream:
         is_known = any(
             (stage.asked, stage.context_length) == (asked, length) for stage in found.stream.stages
         )
-        is_over = any(
-            one.begin.is_before(found.stream, ahead) for one in own.pending[n + 1 : n + 2]
-        )
+        later = own.pending[n + 1 : n + 2]
+        is_over = any(one.begin.is_before(found.stream, ahead) for one in later)
         if is_known or is_over:
             continue
         try:
