@@ -228,7 +228,8 @@ class Delivery(ABC, Generic[Array, Rich]):
             y[rows:] = IGNORED_TARGET
         before = cursor.before(first_sample)
         after = cursor.after(first_sample, end_sample, next_sample, position.batch_size)
-        delivered = item(batch, reader, stream, before, after)
+        self._recent.append((weakref.ref(batch[0]), stream, before))
+        delivered = item(batch, reader.noted, stream, before, after)
         if rows < position.batch_size and isinstance(delivered, BatchAttributes):
             delivered.own_rows = rows
         return delivered, after
@@ -237,36 +238,27 @@ class Delivery(ABC, Generic[Array, Rich]):
         """Return the sample where the feed ends; 2^63 if it does not. May wait for the datasets."""
         return min(self._end_sample, self._stream.end_sample())
 
-    def _plain(
-        self,
-        batch: Pair[Array],
-        reader: BatchReader[Array],
-        stream: FeedStream,
-        before: Snapshot,
-        after: Snapshot,
-    ) -> Pair[Array]:
-        """Return a batch, whose place is remembered.  The arguments are those of `_enriched`."""
-        self._recent.append((weakref.ref(batch[0]), stream, before))
+    def _plain(self, batch: Pair[Array], *_: object) -> Pair[Array]:
+        """Return (x, y) of a batch.  The arguments are those of `_enriched`."""
         return batch
 
     def _enriched(
         self,
         batch: Pair[Array],
-        reader: BatchReader[Array],
+        noted: HostPart,
         stream: FeedStream,
         before: Snapshot,
         after: Snapshot,
     ) -> Rich:
         """Return a batch with all that it carries.
 
-        reader, stream: that it comes from.  before, after: `stream.cursor.current` before and
-        behind it.
+        noted: what the host knows of it.  stream: that it comes from.  before, after:
+        `stream.cursor.current` before and behind it.
         """
         rows = cache(partial(stream.rows_at, before[0]))
-        assert reader.noted is not None
         return self._rich_batch(
-            *self._plain(batch, reader, stream, before, after),
-            reader.noted,
+            *batch,
+            noted,
             samples=lambda: rows()[0],
             sources=lambda: rows()[1],
             state_before=partial(_state_at, weakref.ref(self), stream, before),

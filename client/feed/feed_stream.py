@@ -31,10 +31,9 @@ from ..source.plane_selection import plane_name
 from .changes import require_same_corpus
 from .cursor import Cursor, Snapshot
 from .history import History
-from .lengths import Length
+from .lengths import Length, batch_size_of
 from .mixture.recipe import Definition, limits_of
 from .ranks.agreement import compared
-from .shape import batch_size_of
 from .state import Planes, folded, packed_stream, write_state
 from .stats import FeedPosition, SourceStats, source_stats
 

@@ -18,7 +18,7 @@ from ..source.plane_selection import PlaneSelection
 from ..transport.addresses import Targets
 from .cursor import Cursor
 from .feed_stream import FeedStream
-from .lengths import read_lengths
+from .lengths import read_lengths, require_uncounted, require_whole_rows
 from .mixture.recipe import (
     Definition,
     Mixture,
@@ -30,7 +30,6 @@ from .mixture.recipe import (
 from .options import FeedOptions
 from .ranks.agreement import RankAgreement, rank_agreement
 from .ranks.coordinates import data_parallel
-from .shape import require_uncounted, require_whole_rows
 
 
 def first_stream(

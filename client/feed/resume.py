@@ -32,8 +32,8 @@ from ..runtime.arguments import shown
 from ..source.plane_selection import plane_name
 from .changes import require_same_corpus, source_differs, with_redaction
 from .feed_stream import FeedStream
+from .lengths import require_uncounted
 from .mixture.continuation import Stages, continued
-from .shape import require_uncounted
 from .state import State
 
 PARTS = ("order", "seed", "context_length", "fingerprint", "long_documents", "pieces")
@@ -537,15 +537,15 @@ def _sources_of(
 
 
 def _require_same_source(theirs: Source, ours: Source, length: int) -> None:
-    known = theirs if ours.corpus is not None else replace(theirs, corpus=None)
-    of_theirs = theirs.facts | {"long_documents": theirs.long_documents}
-    of_ours = ours.facts | {"long_documents": ours.long_documents}
-    for name, before in of_theirs.items():
-        if before != (now := of_ours[name]):
+    for name in (*FACTS, "long_documents"):
+        before, now = (
+            (each.facts | {"long_documents": each.long_documents})[name] for each in (theirs, ours)
+        )
+        if before != now:
             argument = "long" if name == "long_documents" else name
             cure = f"pass {argument}={before!r} for this source"
             raise source_differs(theirs, name, before, now, cure)
-    if known.corpus is not None and ours.corpus is not None:
+    if theirs.corpus is not None and ours.corpus is not None:
         require_same_corpus(theirs, ours.corpus, length)
 
 

@@ -16,8 +16,8 @@ from tokenfeed.stream.stage import CHANGED, Redaction, Stage
 from ..runtime.arguments import integer
 from .changes import require_ahead, with_change, with_redaction
 from .feed_stream import FeedStream
+from .lengths import require_uncounted, require_whole_rows
 from .mixture.recipe import checked_weights, read_list
-from .shape import require_uncounted, require_whole_rows
 
 _LOG = logging.getLogger("tokenfeed.client")
 
