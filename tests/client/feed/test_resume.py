@@ -539,7 +539,7 @@ def at_length(
     own = feed_of(corpora, 1, now, order=now_order or order)
     found = load(own, state, allow=allow).stream
     assert found.cursor.sample == sample
-    return sample + found.epoch_offset
+    return found.stage.active[0].base + sample - found.stage.first_sample
 
 
 @given(
