@@ -91,6 +91,7 @@ REACHES: dict[str, set[str]] = {
     "client.device.row_source": CONTRACT,
     "client.device.target_mask": CONTRACT,
     "client.feed": CONTRACT | {"tomli"},
+    "client.feed.epochs": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.feed.feed": CONTRACT | {"google_crc32c", "grpc", "tomli"},
     "client.adapters": CONTRACT | {"google_crc32c", "grpc", "tomli", "torch"},
     "client.adapters.lightning": CONTRACT

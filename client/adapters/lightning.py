@@ -162,20 +162,19 @@ class _Batches:
         self, feed: RemoteBatches, trainer: Trainer, form: Form | None, state: dict[str, Any]
     ) -> None:
         """state: of FeedData, that the feed has loaded; or {}."""
-        self._feed, self._trainer = feed, trainer
+        self._feed, self._trainer, self._fetched = feed, trainer, 0
         self._source: Iterator[Any] = iter(feed) if form is None else map(form, feed.batches())
         ranks = trainer.distributed_sampler_kwargs or {"num_replicas": 1}
-        self._stride = feed.batch_size * ranks["num_replicas"]
+        self._world_size = ranks["num_replicas"]
         self._progress = trainer.fit_loop.epoch_loop.batch_progress
         if state and self._progress.total.ready:  # not one that was loaded by hand
             self._restore_progress(**{k: v for k, v in state.items() if k != "feed"})
         self._left = feed.batches_left
         self._length = self._epoch_length()
         self._require_equal_lengths()
-        self._fetched = 0
         self._processed_before = self._progress.total.processed
         self._has_ended = False
-        self._open_step = feed.state_dict(), 0
+        self._open_step = self._reached()
         self._step = trainer.global_step
 
     def __len__(self) -> int:
@@ -187,7 +186,7 @@ class _Batches:
     def __next__(self) -> Any:
         if self._trainer.global_step != self._step:
             # The first batch of another step: before it is read, so that no Ctrl-C comes between.
-            self._open_step = self._feed.state_dict(), self._fetched
+            self._open_step = self._reached()
             self._step = self._trainer.global_step
         batch = next(self._source, None)
         if batch is None and self._has_ended:
@@ -205,13 +204,21 @@ class _Batches:
     def state(self) -> dict[str, Any]:
         """Return the state of FeedData."""
         is_learned = self._trainer.global_step != self._step
-        state, learned = (self._feed.state_dict(), self._fetched) if is_learned else self._open_step
+        state, stride, learned = self._reached() if is_learned else self._open_step
         processed = self._progress.total.processed - self._processed_before
         return {
             "feed": state,
-            "batch_samples": self._stride,
+            "batch_samples": stride,
             "batches_to_repeat": processed - learned,
         }
+
+    def _reached(self) -> tuple[dict[str, Any], int, int]:
+        """Return the state of the feed, the rows of its next batch on all ranks, and how many
+        batches were fetched. Batches of two context lengths have as many tokens, so it is the same
+        batch at the load that tells whether batches have another size there.
+        """
+        stride = self._feed.batch_size * self._world_size
+        return self._feed.state_dict(), stride, self._fetched
 
     def state_dict(self) -> dict[str, Any]:
         """Return {}: FeedData has the state. Lightning warns of loaders without this."""
@@ -227,7 +234,8 @@ class _Batches:
         current, total = self._progress.current, self._progress.total
         if batches_to_repeat > 0 or current.ready > current.processed:
             self._progress.is_last_batch = False  # it was read, and is still to come
-        learned = (current.processed - batches_to_repeat) * batch_samples // self._stride
+        stride = self._feed.batch_size * self._world_size
+        learned = (current.processed - batches_to_repeat) * batch_samples // stride
         moved = learned - current.processed
         for counts in (current, total):
             if batches_to_repeat > 0:  # in the middle of a step: the step before was complete

@@ -131,5 +131,6 @@ class TorchEpoch(Epoch[torch.Tensor, RichBatch], IterableDataset[Batch]):
 
         Raises: InvalidRequest for a loader that would turn these batches into others.
         """
-        require_own_batches(self._world_size, is_restored=self._cursor().restored)
+        feed = self._feed
+        require_own_batches(feed._request.position.world_size, is_restored=feed._cursor.restored)
         return super().__iter__()

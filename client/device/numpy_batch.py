@@ -257,7 +257,7 @@ class BatchAttributes(ABC, Generic[Array]):
 
     @cached_property
     def sample(self) -> Array:
-        """Sample index of each row: int64[B]."""
+        """Sample index of each row: int64[B], as `sample_numpy`."""
         return self._delivered(self.sample_numpy.copy())
 
     @cached_property

@@ -7,30 +7,12 @@ corpus of a source stays the same.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
-from tokenfeed.stream.schedule import placed_by_weights, planned_stage, scheduled
+from tokenfeed.stream.schedule import placed_by_weights, scheduled
 from tokenfeed.stream.stage import CHANGED, Corpus, Redaction, Redactions, Source, Stage
-
-
-def with_weights(
-    stages: tuple[Stage, ...],
-    weights: Mapping[int, int],
-    at_sample: int,
-    ahead: int,
-    *,
-    or_later: bool = False,
-) -> tuple[tuple[Stage, ...], int]:
-    """Return the stages with other weights from a sample on, and the sample from which on they are
-    in force, as `with_change` does.
-
-    weights: number of a source -> its samples in a block, above 0.  at_sample: where the change is
-    asked for.  The others, and Raises: as for `with_change`.
-    """
-    new = planned_stage(stages[-1].context_length, at_sample, weights, CHANGED)
-    return with_change(stages, new, ahead, "weights", or_later=or_later)
 
 
 def with_change(

@@ -8,8 +8,9 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from .batch_reader import BatchReader
 from .cursor import Cursor, Snapshot
 from .feed_stream import FeedStream
 from .history import History
+from .stream_changes import declared
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
@@ -120,11 +122,18 @@ class Delivery(ABC, Generic[Array, Rich]):
         """Return what is read at the position: behind the last row of a context length, that of the
         next one.
         """
-        stream = self._stream
-        settled = stream.declared().settled()
-        if settled is not stream:
-            self._install(settled)
-        return settled
+        return self._installed(lambda stream: declared(stream).settled())
+
+    def _declared(self) -> FeedStream:
+        """Return what is read, with the context lengths that were declared."""
+        return self._installed(declared)
+
+    def _installed(self, derive: Callable[[FeedStream], FeedStream]) -> FeedStream:
+        """Return what is read, once it is what derives from it."""
+        while (found := derive(stream := self._stream)) is not stream:
+            if stream is self._stream:  # else another thread has changed it meanwhile
+                self._install(found)
+        return found
 
     def _next(self, item: Callable[..., Item], out: Pair[Array] | None = None) -> Item | None:
         """Deliver the next batch, in out if given; None at the end.
@@ -136,9 +145,10 @@ class Delivery(ABC, Generic[Array, Rich]):
             found = self._read(out)
             if found is None:
                 return None
-            *_, after = found
-            delivered = item(*found)
-            self._stream.cursor.commit(after)
+            batch, reader, stream, sample = found
+            end = min(reader.sample, stream.length_end)
+            delivered, after = self._made(item, batch, reader, stream, sample, end, end)
+            stream.cursor.commit(after)
             return delivered
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
@@ -156,18 +166,16 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _read(
         self, out: Pair[Array] | None
-    ) -> tuple[Pair[Array], BatchReader[Array], FeedStream, Snapshot, Snapshot] | None:
+    ) -> tuple[Pair[Array], BatchReader[Array], FeedStream, int] | None:
         """Read the next batch, in out if given; it is delivered once the cursor is committed.
 
-        Returns: the batch, its reader and stream, and the values of the cursor before and behind
-        it; None at the end.
+        Returns: the batch, its reader, stream and first sample; None at the end.
         """
         # Another thread or a signal handler may close this feed meanwhile, or move it.
         stream = self._settled()
         cursor = stream.cursor
         generation = cursor.generation
-        reader, before = self._reader, cursor.current
-        sample, _ = before
+        reader, sample = self._reader, cursor.sample
         is_current = reader is not None and reader.request.stream is stream.rest
         if reader is None or reader.sample != sample or not is_current:
             self._drop_reader()
@@ -189,60 +197,73 @@ class Delivery(ABC, Generic[Array, Rich]):
             self._drop_reader()
             raise
         if stream is not self._stream or cursor.generation != generation:
+            x: Any = None if out is None else out[0]
+            if x is not None and x.shape != self._shape:
+                problem = f"{tuple(x.shape)} is not {self._shape}, which another thread has changed"
+                raise InvalidRequest("x", f"{problem} batches to; pass arrays of that shape")
             return self._read(out)
-        if batch is None:
-            return None
-        position = stream.request.position
-        own_rows = stream.own_rows(sample)
-        if own_rows < position.batch_size:
-            y: Any = batch[1]
-            y[own_rows:] = IGNORED_TARGET
-        end = min(reader.sample, stream.length_end)
-        return batch, reader, stream, before, cursor.after(sample, end, end, position.batch_size)
+        return None if batch is None else (batch, reader, stream, sample)
+
+    def _made(
+        self,
+        item: Callable[..., Item],
+        batch: Pair[Array],
+        reader: BatchReader[Array],
+        stream: FeedStream,
+        first_sample: int,
+        end_sample: int,
+        next_sample: int,
+    ) -> tuple[Item, Snapshot]:
+        """Return what is delivered of a batch, and the cursor behind it; rows that only fill it up
+        get no targets.
+
+        item: as for `_next`.  reader, stream: that the batch comes from.  The others: as for
+        `Cursor.after`.
+        """
+        position, cursor = stream.request.position, stream.cursor
+        rows = position.batch_size
+        if end_sample < first_sample + position.stride:
+            own = replace(position, first_sample=first_sample).rows_before(end_sample)
+            rows, y = min(rows, own), cast(Any, batch[1])
+            y[rows:] = IGNORED_TARGET
+        before = cursor.before(first_sample)
+        after = cursor.after(first_sample, end_sample, next_sample, position.batch_size)
+        self._recent.append((weakref.ref(batch[0]), stream, before))
+        delivered = item(batch, reader.noted, stream, before, after)
+        if rows < position.batch_size and isinstance(delivered, BatchAttributes):
+            delivered.own_rows = rows
+        return delivered, after
 
     def _end(self) -> int:
         """Return the sample where the feed ends; 2^63 if it does not. May wait for the datasets."""
         return min(self._end_sample, self._stream.end_sample())
 
-    def _plain(
-        self,
-        batch: Pair[Array],
-        reader: BatchReader[Array],
-        stream: FeedStream,
-        before: Snapshot,
-        after: Snapshot,
-    ) -> Pair[Array]:
-        """Return a batch, whose place is remembered.  The arguments are those of `_enriched`."""
-        self._recent.append((weakref.ref(batch[0]), stream, before))
+    def _plain(self, batch: Pair[Array], *_: object) -> Pair[Array]:
+        """Return (x, y) of a batch.  The arguments are those of `_enriched`."""
         return batch
 
     def _enriched(
         self,
         batch: Pair[Array],
-        reader: BatchReader[Array],
+        noted: HostPart,
         stream: FeedStream,
         before: Snapshot,
         after: Snapshot,
     ) -> Rich:
         """Return a batch with all that it carries.
 
-        reader, stream: that it comes from.  before, after: `stream.cursor.current` before and
-        behind it.
+        noted: what the host knows of it.  stream: that it comes from.  before, after:
+        `stream.cursor.current` before and behind it.
         """
         rows = cache(partial(stream.rows_at, before[0]))
-        assert reader.noted is not None
-        found = self._rich_batch(
-            *self._plain(batch, reader, stream, before, after),
-            reader.noted,
-            samples=lambda: rows().samples,
-            sources=lambda: rows().sources,
+        return self._rich_batch(
+            *batch,
+            noted,
+            samples=lambda: rows()[0],
+            sources=lambda: rows()[1],
             state_before=partial(_state_at, weakref.ref(self), stream, before),
             state_after=partial(_state_at, weakref.ref(self), stream, after),
         )
-        own_rows = stream.own_rows(before[0])
-        if own_rows < stream.request.position.batch_size and isinstance(found, BatchAttributes):
-            found.own_rows = own_rows
-        return found
 
     def _listed(self, samples: npt.NDArray[np.int64]) -> tuple[Pair[Array], HostPart | None]:
         """Read rows by their samples, which moves nothing: x and y, [n, T], and their HostPart if
@@ -280,7 +301,7 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _epoch_rows(self) -> tuple[int, str]:
         """Return the rows of an epoch of the only dataset, and its fingerprint. Waits for it."""
-        rows = self._stream.require_windows()
+        rows = self._stream.require_rows()
         return rows, self._datasets.await_described()[0].fingerprint.hex()
 
     def _state_before(self, batch: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:

@@ -5,30 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.stream.position import SAMPLE_END, Position
 from tokenfeed.stream.stage import Stage
 
 from ..device.host_transfer import Pair
-from ..device.loaders import require_no_lightning
-from ..device.numpy_batch import BatchAttributes
-from ..device.target_mask import IGNORED_TARGET
-from .batch_reader import BatchReader
-from .cursor import Cursor, Snapshot
+from .feed import Feed
+from .feed_stream import FeedStream
+from .options import Tail
 
 _LOG = logging.getLogger("tokenfeed.client")
-
-Tail = Literal["drop", "wrap", "pad"]
-TAILS: tuple[str, ...] = get_args(Tail)
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
 Item = TypeVar("Item")
-
-Enrich = Callable[[Pair[Array], BatchReader[Array], Snapshot, Snapshot], Item]
-"""Makes an item of a batch, its reader, and the cursor's value before and behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,38 +63,24 @@ class EpochPlan:
         left = max(0, self.end_sample - first_sample)
         return left % self.position.stride if self.tail == "drop" else 0
 
-    def batch_end_sample(self, first_sample: int) -> int:
-        """Return the first sample behind a batch of all ranks, without padded rows.  first_sample:
-        of row 0 of rank 0 in the batch.
+    def own_end(self, first_sample: int) -> int:
+        """Return the first sample whose row only fills up a batch, or one behind the batch.
+        first_sample: of row 0 of rank 0 in the batch.
         """
         end_sample = first_sample + self.position.stride
         return min(end_sample, self.end_sample) if self.tail == "pad" else end_sample
 
-    def own_rows(self, first_sample: int) -> int:
-        """Return how many rows of this rank's batch belong to the epoch, in [0, batch size].
-        first_sample: of row 0 of rank 0 in the batch.
-        """
-        batch_size = self.position.batch_size
-        first_row_sample = first_sample + self.position.rank * batch_size
-        return min(max(0, self.end_sample - first_row_sample), batch_size)
 
+def planned_epoch(stream: FeedStream, epoch: int, tail: Tail) -> EpochPlan:
+    """Plan the batches of an epoch at the present context length.
 
-def planned_epoch(
-    windows: int,
-    position: Position,
-    epoch: int,
-    tail: Tail,
-    stage: Stage,
-    length_end: int = SAMPLE_END,
-) -> EpochPlan:
-    """Plan the batches of an epoch.
-
-    length_end: the first sample at another context length.  The others are those of EpochPlan.
+    stream: is what a feed reads.  epoch, tail: are those of EpochPlan.
     Raises: SamplesExhausted unless a whole batch of all ranks behind the epoch stays below 2^63;
     InvalidRequest if the epoch, with a batch behind it for tail="wrap", reaches another context
-    length.
+    length, or if no row fits.
     """
-    found = EpochPlan(windows, position, epoch, tail, stage)
+    windows, position = stream.require_rows(), stream.request.position
+    found = EpochPlan(windows, position, epoch, tail, stream.stage)
     if found.end_sample > SAMPLE_END - position.stride:
         last = epoch - -(-(found.end_sample + position.stride - SAMPLE_END) // windows)
         raise SamplesExhausted(
@@ -111,8 +89,8 @@ def planned_epoch(
             "stay below 2^63",
         )
     reached = found.end_sample + (position.stride if tail == "wrap" else 0)
-    if reached > length_end:
-        problem = f"{epoch} reaches sample {length_end}, from which on the context length is"
+    if reached > stream.length_end:
+        problem = f"{epoch} reaches sample {stream.length_end}, from which on the context length is"
         cure = "iterate the feed itself up to there, and read later epochs behind it"
         raise InvalidRequest("epoch", f"{problem} another one; {cure}")
     return found
@@ -125,54 +103,25 @@ class Epoch(Generic[Array, Rich]):
     within this epoch continues from there.
     """
 
-    def __init__(
-        self,
-        cursor: Callable[[], Cursor],
-        make_plan: Callable[[], EpochPlan],
-        open_reader: Callable[[int, int], BatchReader[Array]],
-        carry_more: Callable[[], None],
-        plain: Enrich[Array, Pair[Array]],
-        enriched: Enrich[Array, Rich],
-        is_current: Callable[[BatchReader[Array]], bool],
-        *,
-        state: Callable[[], dict[str, Any]],
-        load: Callable[..., None],
-        world_size: int,
-    ) -> None:
+    def __init__(self, feed: Feed[Array, Rich, Any], epoch: int, tail: Tail) -> None:
         """Remember what to read; does no I/O.
 
-        cursor: returns that of the feed.  make_plan: asks the server for the number of windows.
-        open_reader: starts to read, given a first sample and a number of batches.  carry_more: to
-        be called before rich batches are read.  plain, enriched: make what is yielded, a pair or a
-        rich batch.  is_current: whether a reader reads what the feed reads now: `redact` has not
-        changed that meanwhile.
-        state, load: `state_dict` and `load_state_dict` of the feed.  world_size: ranks that share
-        the epoch.
+        feed: reads the epoch, and is moved by it.  epoch, tail: are those of `Feed.epoch`.
         """
-        self._cursor = cursor
-        self._make_plan = make_plan
-        self._open_reader = open_reader
-        self._carry_more = carry_more
-        self._plain = plain
-        self._enriched = enriched
-        self._is_current = is_current
-        self._state = state
-        self._load = load
-        self._world_size = world_size
+        self._feed, self._number, self._tail = feed, epoch, tail
 
     def __len__(self) -> int:
         """Return the number of batches of the whole epoch, the same on every rank."""
-        plan = self._make_plan()
+        plan = self._plan()
         return plan.batch_count(plan.first_sample)
 
     def __iter__(self) -> Iterator[Pair[Array]]:
         """Return an iterator over its batches (x, y).  Raises: as for iterating the feed."""
-        return self._items(self._plain)
+        return self._items(self._feed._plain)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the feed. Loaders that store the state of their dataset call this."""
-        require_no_lightning()
-        return self._state()
+        return self._feed.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Load a state into the feed; a feed that has loaded the same state already may do so
@@ -180,17 +129,21 @@ class Epoch(Generic[Array, Rich]):
 
         state, allow: are passed to `load_state_dict` of the feed, whose errors are raised.
         """
-        self._load(state, allow=allow)
+        self._feed.load_state_dict(state, allow=allow)
 
     def batches(self) -> Iterator[Rich]:
         """Return an iterator over its batches, as of `batches` of the feed: they carry more than x
         and y.
         """
-        self._carry_more()
-        return self._items(self._enriched)
+        self._feed._carry_more()
+        return self._items(self._feed._enriched)
 
-    def _items(self, item: Enrich[Array, Item]) -> Iterator[Item]:
-        plan, cursor = self._make_plan(), self._cursor()
+    def _plan(self) -> EpochPlan:
+        return planned_epoch(self._feed._settled(), self._number, self._tail)
+
+    def _items(self, item: Callable[..., Item]) -> Iterator[Item]:
+        feed, plan = self._feed, self._plan()
+        cursor = feed._cursor
         if cursor.repositioned and cursor.sample >= plan.end_sample:
             message = "epoch begins again epoch=%d: the feed was at sample %d, behind it"
             _LOG.warning(message, plan.epoch, cursor.sample)
@@ -211,37 +164,28 @@ class Epoch(Generic[Array, Rich]):
             cursor.skip_to(plan.end_sample)
             return
         generation = cursor.generation
-        reader = self._open_reader(begin, batch_count)
+        reader = feed._open(begin, batch_count)
         try:
             for index in range(batch_count):
-                if cursor is not self._cursor() or cursor.generation != generation:
+                if cursor is not feed._cursor or cursor.generation != generation:
                     raise InvalidRequest(
                         "epoch",
                         f"{plan.epoch} was still being read when skip, load_state_dict, next or "
                         "another epoch moved its feed; start the loop again",
                     )
                 first_sample = reader.sample
-                if not self._is_current(reader):
-                    self._make_plan()  # the context length may change within this epoch now
+                if reader.request.stream is not feed._stream.rest:
+                    self._plan()  # the context length may change within this epoch now
                     reader.close()
-                    reader = self._open_reader(first_sample, batch_count - index)
-                before = cursor.before(first_sample)
+                    reader = feed._open(first_sample, batch_count - index)
                 batch = reader.next()
                 if batch is None:
                     break
-                if plan.tail == "pad":
-                    y: Any = batch[1]
-                    y[plan.own_rows(first_sample) :] = IGNORED_TARGET
-                is_last = index == batch_count - 1
-                after = cursor.after(
-                    first_sample,
-                    plan.batch_end_sample(first_sample),
-                    plan.end_sample if is_last else reader.sample,
-                    plan.position.batch_size,
+                end = plan.own_end(first_sample)
+                behind = plan.end_sample if index == batch_count - 1 else reader.sample
+                delivered, after = feed._made(
+                    item, batch, reader, feed._stream, first_sample, end, behind
                 )
-                delivered = item(batch, reader, before, after)
-                if plan.tail == "pad" and isinstance(delivered, BatchAttributes):
-                    delivered.own_rows = plan.own_rows(first_sample)
                 cursor.commit(after, of_epoch=True)
                 yield delivered
         except GeneratorExit:

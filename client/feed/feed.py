@@ -22,14 +22,14 @@ from ..source.file_target import is_local_target
 from ..source.open_source import open_source
 from ..transport.addresses import Targets
 from .delivery import Delivery
-from .epochs import TAILS, EpochPlan, Tail, planned_epoch
-from .feed_stream import Change, FeedStream, asked_stream
+from .first_stream import first_stream
 from .named import named_runs
-from .options import FeedOptions
+from .options import TAILS, FeedOptions, Tail
 from .resume import resumed
 from .row_dataset import RowDataset
 from .state import read_state
-from .stats import FeedPosition, FeedStats, stats_of
+from .stats import FeedPosition, FeedStats, counted
+from .stream_changes import Change, redacted, resized, reweighted
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -62,7 +62,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         arguments of BatchAttributes and Epoch.  The other arguments, and Raises: as for
         RemoteBatches.
         """
-        stream, planes, self._agreement = asked_stream(
+        stream, planes, self._agreement = first_stream(
             target, batch_size, context_length, options, open_source
         )
         stream.datasets.end_with(self)
@@ -151,7 +151,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         if not stream.definition.is_mixture:
             raise InvalidRequest("mixture", "is missing; only the weights of a mixture can change")
         changed, begin = self._change(
-            "mixture", lambda: stream.reweighted(weights, at_sample, self), at_sample
+            "mixture", lambda: reweighted(stream, weights, at_sample, self), at_sample
         )
         if changed is not stream:
             _LOG.info("mixture changes sample=%d weights=%s", begin, dict(weights))
@@ -186,7 +186,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stream = self._stream
         changed, begin = self._change(
             "context_length",
-            lambda: stream.resized(context_length, at_sample, batch_size),
+            lambda: resized(stream, context_length, at_sample, batch_size),
             at_sample,
         )
         if changed is not stream:
@@ -219,7 +219,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stream = self._stream
         changed, begin = self._change(
             "redactions",
-            lambda: stream.declared().redacted(list_hash, at_sample, dataset, self),
+            lambda: redacted(self._declared(), list_hash, at_sample, dataset, self),
             at_sample,
         )
         if changed.stream.redactions != stream.stream.redactions:
@@ -288,7 +288,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         if before is not None:
             return self._state_before(before)
         require_no_lightning()
-        stream = self._stream.declared()
+        stream = self._declared()
         return stream.state_at(stream.cursor.current)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
@@ -353,7 +353,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stages.
         Raises: TokenfeedError if the corpora have to be described first, and cannot be.
         """
-        stream = self._stream.declared()
+        stream = self._declared()
         history = stream.told(self._cursor.now[2])
         return named_runs(stream.known(), history) if history.runs else []
 
@@ -362,7 +362,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         """The next sample, and its epoch. If the order has epochs, this waits until the dataset is
         described.  Raises: TokenfeedError if it cannot be described.
         """
-        return self._stream.declared().position_of(self._cursor.sample)
+        return self._declared().position_of(self._cursor.sample)
 
     @property
     def token_count(self) -> int:
@@ -374,14 +374,15 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     @property
     def batch_size(self) -> int:
         """Rows in the next batch of this rank. Another one may follow a change of the context
-        length.
+        length. If several were declared, this waits until the dataset is described, and raises
+        TokenfeedError.
         """
-        return self._stream.declared().settled().request.position.batch_size
+        return self._declared().settled().request.position.batch_size
 
     @property
     def context_length(self) -> int:
-        """Tokens of x in a row of the next batch."""
-        return self._stream.declared().settled().context_length
+        """Tokens of x in a row of the next batch; waits like `batch_size`."""
+        return self._declared().settled().context_length
 
     @property
     def batches_left(self) -> int | None:
@@ -400,23 +401,22 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Raises: InvalidRequest for a mixture, for an order without epochs, or if no row fits;
         TokenfeedError if the dataset cannot be described.
         """
-        self._stream.require_epochs()
-        windows = self._stream.require_windows()
-        return windows // self._request.position.stride
+        stream = self._declared().settled()
+        stream.require_epochs()
+        return stream.require_rows() // stream.request.position.stride
 
     def stats(self) -> FeedStats:
         """Return the statistics of the feed so far. Any thread may call this; it does no I/O."""
         stream, reader = self._stream, self._latest()
         sample, batches, history = stream.cursor.now
-        return stats_of(
-            self._counters,
-            None if reader is None or stream.datasets.closed else reader.rows,
-            stream.request.position.batch_size,
+        rows = None if reader is None or stream.datasets.closed else reader.rows
+        return FeedStats(
             batches=batches,
             tokens=stream.tokens_of(batches),
             samples=sample,
             epoch=stream.position_of(sample).epoch if batches else None,
             sources=stream.source_stats(history, has_read=batches > 0),
+            **counted(self._counters, rows, stream.request.position.batch_size),
         )
 
     # --- epochs ---
@@ -443,18 +443,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
                 "num_batches", "cannot be combined with an epoch, which ends by itself; omit it"
             )
         arguments.one_of("tail", tail, TAILS)
-        return self._epoch(
-            lambda: self._cursor,
-            lambda: _planned_epoch(self._settled(), epoch, tail),
-            self._open,
-            self._carry_more,
-            lambda batch, reader, *of: self._plain(batch, reader, self._stream, *of),
-            lambda batch, reader, *of: self._enriched(batch, reader, self._stream, *of),
-            lambda reader: reader.request.stream is self._stream.rest,
-            state=self.state_dict,
-            load=self.load_state_dict,
-            world_size=self._request.position.world_size,
-        )
+        return self._epoch(self, epoch, tail)
 
     def as_dataset(self) -> RowDataset[Array, Rich]:
         """Return the rows of an epoch by their index, for frameworks that bring a sampler of their
@@ -524,12 +513,6 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             changed.close_unless(self._stream)  # which may be the changed one
             raise
         return changed, begin
-
-
-def _planned_epoch(stream: FeedStream, epoch: int, tail: Tail) -> EpochPlan:
-    """Plan the batches of an epoch at the present context length."""
-    position, end = stream.request.position, stream.length_end
-    return planned_epoch(stream.require_windows(), position, epoch, tail, stream.stage, end)
 
 
 def _redacted_feed(

@@ -8,70 +8,36 @@ over documents puts into rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, StreamMismatch
-from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.plan import no_documents_fit
-from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, Position, require_range
-from tokenfeed.stream.schedule import first_exhausted, planned_stage, resized_stage
-from tokenfeed.stream.stage import CHANGED, MIXTURE, Redaction, Share, Source, Stage
+from tokenfeed.stream.position import SAMPLE_END
+from tokenfeed.stream.schedule import first_exhausted
+from tokenfeed.stream.stage import MIXTURE, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 
-from ..runtime import arguments
-from ..runtime.arguments import integer
 from ..source.check import corpora_of, no_rows
 from ..source.datasets import Datasets
-from ..source.plane_selection import PlaneSelection, plane_name
-from ..transport.addresses import Targets
-from .changes import (
-    require_ahead,
-    require_same_corpus,
-    with_change,
-    with_redaction,
-    with_weights,
-)
+from ..source.plane_selection import plane_name
+from .changes import require_same_corpus
 from .cursor import Cursor, Snapshot
 from .history import History
-from .lengths import asked_at, is_past, read_lengths
-from .mixture.recipe import (
-    Definition,
-    Length,
-    Mixture,
-    checked_weights,
-    group_blocks,
-    limits_of,
-    lists_by_dataset,
-    long_argument,
-    read_list,
-)
-from .options import FeedOptions
-from .ranks.agreement import RankAgreement, compared, rank_agreement
-from .ranks.coordinates import data_parallel
+from .lengths import Length, batch_size_of
+from .mixture.recipe import Definition, limits_of
+from .ranks.agreement import compared
 from .state import Planes, folded, packed_stream, write_state
 from .stats import FeedPosition, SourceStats, source_stats
 
 _LOG = logging.getLogger("tokenfeed.client")
-
-
-class Rows(NamedTuple):
-    """Which samples the rows of a batch are.
-
-    samples: int64[B], sample indices; -1 for rows that fill up the last batch of a context length.
-    sources: int16[B], numbers of their sources. B is the batch size.
-    """
-
-    samples: npt.NDArray[np.int64]
-    sources: npt.NDArray[np.int16]
 
 
 OpenDatasets = Callable[[Request], Datasets]
@@ -163,15 +129,17 @@ class FeedStream:
             if kind in self.masks
         }
 
-    def rows_at(self, sample: int) -> Rows:
-        """Return sample index and source number of each row of a batch of this rank.  sample: of
-        row 0 of rank 0 in that batch.
+    def rows_at(self, sample: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
+        """Return for each row of a batch of this rank its sample index, -1 if it only fills up the
+        batch, and the number of its source: int64[B] and int16[B].
+
+        sample: of row 0 of rank 0 in that batch.
         """
         position = replace(self.request.position, first_sample=sample)
         samples = position.samples(0, position.batch_size)
         numbers, _ = locate_all(self.stream, samples)
         samples[samples >= self.length_end] = -1
-        return Rows(samples, numbers.astype(np.int16))
+        return samples, numbers.astype(np.int16)
 
     def request_at(self, sample: int, num_batches: int) -> Request:
         """Return the request of batches of this rank, of the rest of the stream.
@@ -205,16 +173,6 @@ class FeedStream:
         stages = self.stream.stages
         return stages[behind].first_sample if behind < len(stages) else SAMPLE_END
 
-    def own_rows(self, sample: int) -> int:
-        """Return how many rows of a batch of this rank have a sample, from row 0 on; the others
-        fill up the last batch before another context length.  sample: of row 0 of rank 0.
-        """
-        position = self.request.position
-        return min(
-            max(0, self.length_end - sample - position.rank * position.batch_size),
-            position.batch_size,
-        )
-
     def batches_to(self, end_sample: int) -> int:
         """Return how many batches of one shape come next: whole ones up to a sample, and one that
         is filled up where the context length changes before it.
@@ -243,35 +201,6 @@ class FeedStream:
         found._memo.update(self._memo)
         return found
 
-    def declared(self) -> FeedStream:
-        """Return what is read with the context lengths that the user declared, where they begin. Of
-        those that are asked for before all that was delivered, the last one begins as soon as
-        possible, unless the stream has had it. Waits for the datasets if there are such.
-
-        Raises: InvalidRequest if one cannot begin there; TokenfeedError.
-        """
-        if not self.pending or self.datasets.closed:
-            return self
-        _, _, history = self.cursor.now
-        ahead, found = history.end_sample, replace(self, pending=())
-        for n, each in enumerate(self.pending):
-            asked, length = asked_at(each, found.stream), each.context_length
-            is_known = any(
-                (stage.asked, stage.context_length) == (asked, length)
-                for stage in found.stream.stages
-            )
-            is_over = any(is_past(one, found.stream, ahead) for one in self.pending[n + 1 : n + 2])
-            if is_known or is_over:
-                continue
-            try:
-                found, begin = found._with_length(length, max(asked, ahead), ahead, or_later=True)
-            except InvalidRequest as error:
-                problem = f"{length} from sample {asked} on: {error}"
-                raise InvalidRequest("context_length", problem) from None
-            message = "context length changes sample=%d context_length=%d asked=%d"
-            _LOG.info(message, begin, length, asked)
-        return found
-
     def _shaped(self, sample: int) -> FeedStream:
         """Return this with batches of the shape that they have at a sample."""
         stages = self.stream.stages[: self.stream.place_of(sample) + 1]
@@ -286,7 +215,7 @@ class FeedStream:
     @property
     def order_name(self) -> str:
         """The name of the order of the samples, for people."""
-        return MIXTURE if self.definition.is_mixture else self._source.order.NAME
+        return MIXTURE if self.definition.is_mixture else self.source.order.NAME
 
     # --- epochs ---
 
@@ -299,54 +228,55 @@ class FeedStream:
         """Raise InvalidRequest if this is a mixture, or its order has no epochs."""
         if self.definition.is_mixture:
             raise InvalidRequest("mixture", "has no epochs; max_epochs of a source ends a mixture")
-        if not self._source.order.HAS_EPOCHS:
+        if not self.source.order.HAS_EPOCHS:
             raise InvalidRequest(
                 "order",
-                f"{self._source.order.NAME} is endless and has no epochs; pass order='shuffled', "
+                f"{self.source.order.NAME} is endless and has no epochs; pass order='shuffled', "
                 "'sequential', 'packed' or 'padded'",
             )
 
     @property
-    def _source(self) -> Source:
+    def source(self) -> Source:
         """The source of the present stage of a stream over one dataset."""
         ((number, _),) = self.stage.weights.items()
         return self.stream.sources[number]
 
-    def rows_per_epoch(self) -> int:
-        """Return the rows per epoch of the source of the present stage, of a feed without a
-        mixture; waits until it is described.  Raises: TokenfeedError.
-        """
-        return self.rows_at_length(self.stage.context_length)
+    def rows_at_length(self, context_length: int) -> int:
+        """Return the rows per epoch of the source that is read, of a feed without a mixture; waits
+        for its description, also at a length at which it was not asked for yet.
 
-    def require_windows(self) -> int:
-        """Return the rows per epoch, at least 1; waits like `rows_per_epoch`.
+        context_length: of the rows.  Raises: TokenfeedError.
+        """
+        return self.datasets.rows_of(self.source.order.NAME, context_length, place=self._place)
+
+    def require_rows(self, context_length: int | None = None) -> int:
+        """Return `rows_at_length`, at least 1, by default at the present length.
 
         Raises: InvalidRequest if no file is long enough for a window, or no document fits into a
         row; TokenfeedError.
         """
-        windows = self.rows_per_epoch()
-        if windows == 0:
-            if self._source.reads_documents:
-                raise no_documents_fit(self.stream, self._source)
-            dataset = self.datasets.await_described()[0]
-            raise no_rows(dataset, self._source.order, self.stage.context_length)
-        return windows
+        length, source = context_length or self.stage.context_length, self.source
+        rows = self.rows_at_length(length)
+        if rows:
+            return rows
+        if source.reads_documents:
+            raise no_documents_fit(self.stream, source)
+        raise no_rows(self.datasets.await_described()[self._place], source.order, length)
 
     @property
-    def epoch_offset(self) -> int:
-        """A sample's number within its source, less the sample index, in the present stage. Not 0
-        after a change of the context length, for example; may be negative.
-        """
-        return self.stage.active[0].base - self.stage.first_sample
+    def _place(self) -> int:
+        """Which of the datasets has the source that is read."""
+        return self.rest.numbers.index(self.source.number)
 
     def position_of(self, sample: int) -> FeedPosition:
         """Return the position at a sample. If the order has epochs, this waits for the number of
         rows per epoch, and raises TokenfeedError if the dataset cannot be described.
         """
-        if self.definition.is_mixture or not self._source.order.HAS_EPOCHS:
+        if self.definition.is_mixture or not self.source.order.HAS_EPOCHS:
             return FeedPosition(sample, None)
-        own = sample + self.epoch_offset
-        return FeedPosition(sample, own // max(1, self.rows_per_epoch()))
+        stage = self.stage
+        own = stage.active[0].base + sample - stage.first_sample
+        return FeedPosition(sample, own // max(1, self.rows_at_length(stage.context_length)))
 
     def end_sample(self) -> int:
         """Return the sample at which the mixture ends because max_epochs of a source are used up;
@@ -396,141 +326,7 @@ class FeedStream:
             for place, source in enumerate(self.rest.sources)
         }
 
-    # --- changes ---
-
-    def reweighted(self, weights: object, at_sample: int | None, owner: object) -> Change:
-        """Return the stream with other weights from a sample on, and the sample from which on they
-        are in force; this stream itself if nothing changes.
-
-        weights, at_sample: as a user passed them; at_sample=None is as soon as possible.  owner:
-        newly opened datasets are closed when it is garbage-collected.
-        Raises: InvalidRequest if weights or at_sample are not valid, or the feed is closed;
-        TokenfeedError if new datasets cannot be read.
-        """
-        at, ahead = self._asked(at_sample)
-        by_name = checked_weights(weights, self.definition.block)
-        own = self.definition.with_sources(self.stream, by_name)
-        numbers = {source.dataset: source.number for source in own.sources}
-        samples_of = {numbers[name]: count for name, count in by_name.items() if count}
-        stages, begin = with_weights(own.stages, samples_of, at, ahead, or_later=at_sample is None)
-        if stages == self.stream.stages:
-            return self, begin
-        return self.with_stream(own.with_stages(stages), owner=owner), begin
-
-    def resized(self, context_length: int, at_sample: int | None, batch_size: int | None) -> Change:
-        """Return the stream with another context length from a sample on, and the sample from which
-        on it is in force; this stream itself if nothing changes.
-
-        context_length, at_sample, batch_size: as a user passed them; at_sample=None is as soon as
-        possible.
-        Raises: InvalidRequest if an argument is not valid, the feed is closed, or the context
-        length cannot change there; TokenfeedError if rows cannot be counted.
-        """
-        at, ahead = self._asked(at_sample)
-        length = integer("context_length", context_length)
-        if self.definition.is_mixture:
-            problem = "of a mixture cannot change during a run: its sources are not between two"
-            raise InvalidRequest("context_length", f"{problem} groups at the same sample")
-        if self.definition.lengths:
-            # A restart could not tell a change that was replaced from one that is missing.
-            problem = "was given with several values: declare this change with them"
-            raise InvalidRequest("context_length", problem)
-        self.require_one_shape()
-        sizes = dict(self.batch_sizes)
-        if batch_size is not None:
-            size = integer("batch_size", batch_size)
-            require_range("batch_size", size, 1, BATCH_SIZE_MAX + 1)
-            now = self.settled().request.position.batch_size
-            if length == self.stage.context_length and size != now:
-                problem = f"{size} is not {now}, which it is at context_length {length} by now"
-                cure = "pass both to a new feed, and load the state there"
-                raise InvalidRequest("batch_size", f"{problem}; {cure}")
-            if sizes.setdefault(length, size) != size:
-                problem = f"{size} is not {sizes[length]}, which it is at context_length {length}"
-                raise InvalidRequest("batch_size", f"{problem} in this run already")
-        sized = self if sizes == self.batch_sizes else replace(self, batch_sizes=sizes)
-        return sized._with_length(length, at, ahead, or_later=at_sample is None)
-
-    def _with_length(self, length: int, at_sample: int, ahead: int, *, or_later: bool) -> Change:
-        """Return this with a context length from a sample on, and where that begins, as of
-        `with_change`.
-        """
-        self.require_rows(length)
-        new = planned_stage(length, at_sample, {self._source.number: 1}, CHANGED)
-        stages, begin = with_change(
-            self.stream.stages, new, ahead, "context_length", self.place, or_later=or_later
-        )
-        _require_whole_rows([stage.context_length for stage in stages], self.batch_sizes)
-        return self.with_stream(self.stream.with_stages(stages), owner=None), begin
-
-    def require_one_shape(self) -> None:
-        """Raise InvalidRequest if batches are counted, which then have to be of one shape."""
-        _require_uncounted(self.request.num_batches)
-
-    def require_rows(self, context_length: int) -> None:
-        """Raise InvalidRequest unless the source that is read has rows at a context length;
-        TokenfeedError.
-        """
-        source = self._source
-        # Its own checks.
-        Stream.of_dataset(
-            "",
-            source.order,
-            0,
-            context_length,
-            source.long_documents,
-            group_blocks=source.group_blocks,
-        )
-        if not source.reads_documents and not self.rows_at_length(context_length):
-            dataset = self.datasets.await_described()[self.rest.numbers.index(source.number)]
-            raise no_rows(dataset, source.order, context_length)
-
-    def rows_at_length(self, context_length: int) -> int:
-        """Return the rows per epoch of the source that is read, at another context length; waits
-        like `rows_per_epoch`.
-        """
-        source = self._source
-        place = self.rest.numbers.index(source.number)
-        return self.datasets.rows_of(source.order.NAME, context_length, place=place)
-
-    def place(self, last: Stage, planned: Stage) -> Stage:
-        """Return a planned stage of another context length where it begins, as for `scheduled`."""
-        if planned.context_length != last.context_length:
-            asked, origin = planned.asked, planned.origin
-            length, source = planned.context_length, self._source
-            return resized_stage(last, asked, length, source, self.rows_at_length, origin)
-        ((number, weight, base),) = last.active
-        share = Share(number, weight, base + planned.asked - last.first_sample)
-        return replace(planned, index=last.index + 1, first_sample=planned.asked, shares=(share,))
-
-    def redacted(
-        self, list_hash: str, at_sample: int | None, dataset: str | None, owner: object
-    ) -> Change:
-        """Return the stream in which the tokens of a list are replaced from a sample on, and that
-        sample; this stream itself if the list is in force by then already. If the stream has the
-        list from a later sample on, the list now begins at this one.
-
-        list_hash, at_sample, dataset: as a user passed them. at_sample=None is as soon as possible;
-        dataset=None is the only dataset, and not valid for a mixture.  owner: newly opened datasets
-        are closed when it is garbage-collected.
-        Raises: InvalidRequest if an argument is not valid, the feed is closed, or the sample is not
-        behind all that was delivered; StreamMismatch if no server has the list; TokenfeedError.
-        """
-        at, ahead = self._asked(at_sample)
-        name = self.definition.dataset_named(self.rest, dataset)
-        listed = read_list("list_hash", list_hash)
-        redactions, begin = self.stream.redactions, at
-        for source in self.rest.sources:
-            if source.dataset == name:
-                new = Redaction(at, source.number, listed)
-                redactions, begin = with_redaction(redactions, new)
-        if redactions != self.stream.redactions:
-            require_ahead(at, ahead)
-        definition = self.definition.with_redaction(name, begin, listed)
-        if redactions == self.stream.redactions and definition == self.definition:
-            return self, begin
-        told = replace(self, definition=definition)
-        return told.with_stream(replace(self.stream, redactions=redactions), owner=owner), begin
+    # --- another stream ---
 
     def with_stream(
         self, stream: Stream, *, owner: object, at: tuple[int, History] | None = None
@@ -551,42 +347,49 @@ class FeedStream:
         if stream == self.stream and at is None:
             return self
         cursor = self.cursor if at is None else self.cursor.moved(*at)
-        rest, datasets = _rest_of(stream, cursor.sample, self.definition), self.datasets
-        if _datasets_of(rest) != _datasets_of(self.rest):
-            self._require_open()
-            datasets = self.open_datasets(replace(self.request, stream=rest))
-            datasets.end_with(owner)
-            if self.datasets.reads_documents:
-                datasets.read_documents()
-        elif not {*rest.redactions} <= {*self.rest.redactions}:
-            datasets.require_redactions(rest.redactions)
-        request = replace(self.request, stream=stream)
+        rest = _rest_of(stream, cursor.sample, self.definition)
         found = replace(
             self,
-            request=request,
+            request=replace(self.request, stream=stream),
             rest=rest,
-            datasets=datasets,
+            datasets=self._datasets_for(rest, owner),
             cursor=cursor,
             counted=self._counted_now(),
             pending=self.pending if at is None else self.definition.lengths,
         )
         try:
             found = found._shaped(cursor.sample)
-            request = found.request
-            if datasets is not self.datasets:
+            if found.datasets is not self.datasets:
                 _require_same_planes(self, found)
-            if len(stream.stages) > 1:
-                known = found.known()
-                previous = {stage.index: stage.previous for stage in known.stages}
-                stages = [replace(each, previous=previous[each.index]) for each in rest.stages]
-                kept = folded(known, cursor.sample)
-                request = replace(request, stream=kept)
-                found = replace(found, request=request, rest=rest.with_stages(stages))
-                # Now: no hash is computed when a state is saved.
-                found._memo.update(known=kept, packed=packed_stream(kept))
+            return found._hashed() if len(stream.stages) > 1 else found
         except BaseException:
             found.close_unless(self)
             raise
+
+    def _datasets_for(self, rest: Stream, owner: object) -> Datasets:
+        """Return the datasets of another rest of a stream.  owner, Raises: as for `with_stream`."""
+        if _datasets_of(rest) != _datasets_of(self.rest):
+            self.require_open()
+            datasets = self.open_datasets(replace(self.request, stream=rest))
+            datasets.end_with(owner)
+            if self.datasets.reads_documents:
+                datasets.read_documents()
+            return datasets
+        if not {*rest.redactions} <= {*self.rest.redactions}:
+            self.datasets.require_redactions(rest.redactions)
+        return self.datasets
+
+    def _hashed(self) -> FeedStream:
+        """Return this with the identities before its stages, and without stages that are too old:
+        no hash is computed when a state is saved.  Raises: as for `known`.
+        """
+        known = self.known()
+        previous = {stage.index: stage.previous for stage in known.stages}
+        stages = [replace(each, previous=previous[each.index]) for each in self.rest.stages]
+        kept = folded(known, self.cursor.sample)
+        request = replace(self.request, stream=kept)
+        found = replace(self, request=request, rest=self.rest.with_stages(stages))
+        found._memo.update(known=kept, packed=packed_stream(kept))
         return found
 
     def close_unless(self, other: FeedStream) -> None:
@@ -594,175 +397,10 @@ class FeedStream:
         if self.datasets is not other.datasets:
             self.datasets.close()
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raise InvalidRequest for a closed feed."""
         if self.datasets.closed:
             raise InvalidRequest("feed", "is closed; create a new one")
-
-    def _asked(self, at_sample: int | None) -> tuple[int, int]:
-        """Return the sample that a change was asked for at, by default the first one that may
-        change; and that.
-
-        Raises: InvalidRequest, also for a closed feed.
-        """
-        self._require_open()
-        sample, _, history = self.cursor.now
-        ahead = history.ahead_of(sample)
-        at = ahead if at_sample is None else integer("at_sample", at_sample)
-        require_range("at_sample", at, 0, SAMPLE_END)
-        return at, ahead
-
-
-def asked_stream(
-    target: Targets,
-    batch_size: int,
-    context_length: int | Mapping[int | str, int],
-    options: FeedOptions,
-    open_datasets: Callable[..., Datasets],
-) -> tuple[FeedStream, PlaneSelection, RankAgreement | None]:
-    """Return what a feed reads, the planes that the feed wants, and what compares the feed with
-    other ranks (None if there is nothing to compare). Does no I/O.
-
-    Call this once for each feed, in the order in which feeds are created: the n-th feed of one rank
-    is compared with the n-th feed of the others.
-    options: all of them, checked.  open_datasets: as `open_source`.  The other arguments, and
-    Raises: as for RemoteBatches.
-    """
-    batch_size = integer("batch_size", batch_size)
-    length, lengths = read_lengths(context_length)
-    definition = _definition(length, options)
-    if lengths:
-        definition = replace(definition, lengths=lengths)
-        _require_changeable(definition, batch_size, options)
-    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
-    request = Request(
-        definition.stream,
-        arguments.first_position(
-            options["start_step"],
-            options["start_sample"],
-            Position(0, batch_size, ranks.rank, ranks.world_size),
-        ),
-        num_batches=options["num_batches"],
-    )
-    planes = PlaneSelection(
-        loss_mask=options["loss_mask"] == "apply", document_starts=options["mask_borders"]
-    )
-    agreement = rank_agreement(ranks, request, target, options["fingerprint"])
-    open_own = partial(
-        open_datasets,
-        target,
-        timeouts=options["timeouts"],
-        credentials=options["credentials"],
-        client_name=arguments.name_of_client(options["client_name"], ranks.rank),
-        planes=planes,
-    )
-    datasets = open_own(
-        request,
-        fingerprint=arguments.hash_digits("fingerprint", options["fingerprint"]),
-        agreement=None if agreement is None else partial(agreement.require_same, definition),
-    )
-    cursor = Cursor(request.position)
-    stream = request.stream
-    found = FeedStream(
-        request,
-        stream,
-        datasets,
-        cursor,
-        open_own,
-        planes.masking,
-        definition,
-        {length: batch_size},
-        lengths,
-    )
-    return found, planes, agreement
-
-
-def _require_changeable(definition: Definition, batch_size: int, options: FeedOptions) -> None:
-    """Raise InvalidRequest unless the arguments of a feed allow several context lengths.
-
-    batch_size: at first.
-    """
-    length, lengths = definition.stream.context_length, definition.lengths
-    if definition.is_mixture:
-        problem = "has several values, but a mixture has one; pass one"
-        raise InvalidRequest("context_length", problem)
-    if definition.stream.reads_documents:
-        order = definition.stream.sources[0].order.NAME
-        problem = f"has several values, but rows of {order} are other pieces at each; pass one"
-        raise InvalidRequest("context_length", problem)
-    _require_uncounted(options["num_batches"])
-    step, first = options["start_step"], asked_at(lengths[0], definition.stream)
-    ranks = data_parallel(options["rank"], options["world_size"], options["group"])
-    if step * batch_size * ranks.world_size > first:
-        problem = f"{step} is behind sample {first}, from which on a step may be other samples"
-        raise InvalidRequest("start_step", f"{problem}; pass start_sample=, or load a state")
-    every = [length, *(each.context_length for each in lengths)]
-    _require_whole_rows(every, {length: batch_size})
-
-
-def _require_uncounted(num_batches: int | None) -> None:
-    if num_batches is not None:
-        problem = "counts batches of one shape; omit it, and end the loop by its steps"
-        raise InvalidRequest("num_batches", problem)
-
-
-def _require_whole_rows(lengths: Sequence[int], sizes: Mapping[int, int]) -> None:
-    """Raise InvalidRequest as `batch_size_of` does.  lengths, sizes: are those of a whole run."""
-    for place in range(len(lengths)):
-        batch_size_of(lengths[: place + 1], sizes)
-
-
-def batch_size_of(lengths: Sequence[int], sizes: Mapping[int, int]) -> int:
-    """Return the rows of a batch of a rank at the last of some context lengths: those that the user
-    said, or as many as have the tokens of the batches before.
-
-    lengths: of the stages up to there.  sizes: what the user said, by context length; at least one.
-    Raises: InvalidRequest if these tokens are no whole rows.
-    """
-    known = next((length for length in reversed(lengths) if length in sizes), next(iter(sizes)))
-    found, rest = divmod(sizes[known] * known, lengths[-1])
-    if rest or not found:
-        problem = f"{sizes[known]} rows of {known} tokens are no whole rows of {lengths[-1]}"
-        raise InvalidRequest("batch_size", f"{problem}; pass a batch_size for this length")
-    return found
-
-
-def _definition(context_length: int, options: FeedOptions) -> Definition:
-    order, seed, dataset = options["order"], options["seed"], options["dataset"] or ""
-    long_documents = long_argument(order, options["long"])
-    mixture = options["mixture"]
-    if mixture is None:
-        found = orders.find(order)
-        stream = Stream.of_dataset(
-            dataset,
-            found,
-            seed,
-            context_length,
-            long_documents,
-            group_blocks=group_blocks(found, options["group_tokens"]),
-        )
-        definition = Definition(stream, order, long_documents, is_mixture=False)
-        return _redacted(definition, options["redactions"])
-    if dataset:
-        problem = "is given together with mixture, which has the names"
-        raise InvalidRequest("dataset", problem)
-    if options["fingerprint"] is not None:
-        problem = "is of one dataset, but a mixture has several; omit it"
-        raise InvalidRequest("fingerprint", problem)
-    recipe = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
-    definition = recipe.definition(
-        context_length, order, seed, long_documents, options["group_tokens"]
-    )
-    return _redacted(definition, options["redactions"])
-
-
-def _redacted(definition: Definition, given: str | Mapping[str, str] | None) -> Definition:
-    """Return a definition with redactions that are in force from sample 0 on, as a user passed
-    them.  Raises: InvalidRequest.
-    """
-    names = [each.dataset for each in definition.stream.sources]
-    for dataset, digits in lists_by_dataset(names, given).items():
-        definition = definition.with_redaction(dataset, 0, read_list("redactions", digits))
-    return definition
 
 
 def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:

@@ -12,7 +12,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_args, get_type_hints
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
@@ -32,6 +32,9 @@ from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .mixture.recipe import GROUP_TOKENS, Mixture, group_tokens_argument
 from .ranks.coordinates import Group
 
+Tail = Literal["drop", "wrap", "pad"]
+"""What becomes of samples that fill no whole batch; of `Feed.epoch`."""
+TAILS: tuple[str, ...] = get_args(Tail)
 PREFETCH_BYTES = 32 << 20
 """Two calls of 16 frames: one is read, one is requested ahead. As fast as one endless stream. A
 second call that is requested later saves nothing, and costs a fifth of the rate with 10 ms of round

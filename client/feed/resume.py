@@ -7,7 +7,6 @@ follows. Nothing changes before everything was checked.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.schedule import next_stage, resized_stage, scheduled
+from tokenfeed.stream.schedule import resized_stage
 from tokenfeed.stream.stage import (
     CHANGED,
     FACTS,
@@ -33,9 +32,9 @@ from ..runtime.arguments import shown
 from ..source.plane_selection import plane_name
 from .changes import require_same_corpus, source_differs, with_redaction
 from .feed_stream import FeedStream
+from .lengths import require_uncounted
+from .mixture.continuation import Stages, continued
 from .state import State
-
-Stages = Sequence[Stage]
 
 PARTS = ("order", "seed", "context_length", "fingerprint", "long_documents", "pieces")
 """What makes the samples of a stream over one dataset."""
@@ -83,10 +82,11 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     found = own.with_stream(stream, owner=owner, at=(plan.sample, state.history))
     try:
         found.known()
-        if len({each.context_length for each in stream.rest(plan.sample).stages}) > 1:
-            found.require_one_shape()
-        if not is_mixture and found.context_length != own.context_length:
-            found.require_windows()  # counted now: statistics do not wait for them
+        lengths = {each.context_length for each in stream.rest(plan.sample).stages}
+        if len(lengths) > 1:
+            require_uncounted(found.request.num_batches)
+        for length in () if is_mixture else lengths - {own.context_length}:
+            found.require_rows(length)  # counted now: statistics do not wait for them
         messages += _other_planes(state, found, allow)
     except BaseException:
         found.close_unless(own)
@@ -306,17 +306,11 @@ def _rescaled(
     mine, length_now = definition.sources[0], definition.context_length
     if not (theirs.order.HAS_EPOCHS and mine.order.HAS_EPOCHS):
         return sample, ()
-    described = own.datasets.await_described()[0]
-    assert theirs.corpus is not None
-    windows_before = 0
-    # A server knows the rows of all orders of windows, and of documents those of the feed's own.
-    is_counted = not theirs.reads_documents or (theirs.order, theirs.long_documents) == (
-        mine.order,
-        mine.long_documents,
+    file_count = own.datasets.await_described()[0].file_count
+    windows_before, windows_now = (
+        _rows_before(own, theirs, length_before),
+        own.require_rows(length_now),
     )
-    if is_counted and described.fingerprint == theirs.corpus.fingerprint:
-        windows_before = own.datasets.rows_of(theirs.order.NAME, length_before)
-    windows_now, file_count = own.require_windows(), described.file_count
     permission = f"allow={(*sorted(allow), MID_EPOCH)!r}"
     if not windows_before:
         if MID_EPOCH not in allow:
@@ -340,17 +334,14 @@ def _rescaled(
     percent = f"{100 * seen / windows_before:.4g} %"
     if own_sample >= SAMPLE_END:
         raise SamplesExhausted("state.sample", f"{own_sample} at this context length is above 2^63")
+    problem = f"it is another permutation: {percent} of the rest of that epoch was already seen"
     if seen == 0:
         problem = "nothing repeats"
     elif at_token:
         problem = f"less than {length_now} tokens repeat"
     elif in_order:
-        problem = (
-            f"each of the {file_count} files is cut into other windows, so part of the rest of "
-            "that epoch was already seen, and part is skipped"
-        )
-    else:
-        problem = f"it is another permutation: {percent} of the rest of that epoch was already seen"
+        problem = f"each of the {file_count} files is cut into other windows, so part of the rest "
+        problem += "of that epoch was already seen, and part is skipped"
     if not (seen == 0 or at_token or MID_EPOCH in allow):
         raise StreamMismatch(
             "context_length",
@@ -363,6 +354,20 @@ def _rescaled(
         f"resumed at another context length saved={length_before} now={length_now} epoch={epoch} "
         f"seen={percent} source_sample={own_sample}: {problem}"
     ]
+
+
+def _rows_before(own: FeedStream, theirs: Source, length: int) -> int:
+    """Return the rows per epoch of a source of a state; 0 if they are not known, or there are none.
+
+    own: what the feed reads now.  length: the context length in the state.
+    """
+    mine, described = own.definition.stream.sources[0], own.datasets.await_described()[0]
+    # A server knows the rows of all orders of windows, and of documents those of the feed's own.
+    of_documents = theirs.order, theirs.long_documents
+    is_counted = not theirs.reads_documents or of_documents == (mine.order, mine.long_documents)
+    if not is_counted or described.fingerprint != _corpus_of(theirs):
+        return 0
+    return own.datasets.rows_of(theirs.order.NAME, length)
 
 
 # --- a feed of a mixture ---
@@ -492,7 +497,8 @@ def _require_begun(
                 "context_length",
                 f"the state was saved with {saved.context_length}, but this mixture has {length}, "
                 f"and goes on with {name!r}. First load the state into a feed of dataset={name!r} "
-                f"and context_length={length} with allow=('context_length',), and save that; or "
+                f"and context_length={length} with allow=('context_length',), read up to the "
+                "sample from which on it has that length (the log says it), and save there; or "
                 "give the source another seed, so that it begins",
             )
 
@@ -531,15 +537,15 @@ def _sources_of(
 
 
 def _require_same_source(theirs: Source, ours: Source, length: int) -> None:
-    known = theirs if ours.corpus is not None else replace(theirs, corpus=None)
-    of_theirs = theirs.facts | {"long_documents": theirs.long_documents}
-    of_ours = ours.facts | {"long_documents": ours.long_documents}
-    for name, before in of_theirs.items():
-        if before != (now := of_ours[name]):
+    for name in (*FACTS, "long_documents"):
+        before, now = (
+            (each.facts | {"long_documents": each.long_documents})[name] for each in (theirs, ours)
+        )
+        if before != now:
             argument = "long" if name == "long_documents" else name
             cure = f"pass {argument}={before!r} for this source"
             raise source_differs(theirs, name, before, now, cure)
-    if known.corpus is not None and ours.corpus is not None:
+    if theirs.corpus is not None and ours.corpus is not None:
         require_same_corpus(theirs, ours.corpus, length)
 
 
@@ -571,185 +577,6 @@ def _facts(source: Source) -> tuple[object, ...]:
 def _renumbered(stage: Stage, numbers: Mapping[int, int]) -> Stage:
     shares = [share._replace(source=numbers[share.source]) for share in stage.shares]
     return replace(stage, shares=tuple(sorted(shares)))
-
-
-def continued(
-    saved: Stream, own: Stages, sample: int, names: Sequence[str], *, allow: bool
-) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
-    """Return the stages with which a mixture goes on after a state, and messages to be logged.
-
-    The past (the stages of the state that begin before the saved sample) stays as it was. It is
-    accepted in these cases:
-    - it is what the definition and the changes in the state (`change_mixture`) give;
-    - the last stage marked RESUMED has the weights of the definition, and each stage behind it was
-      made by the definition or by a change in the state;
-    - the definition has a single stage, with the weights in force at the saved sample. The present
-      stage is then marked RESUMED.
-    Changes behind the saved sample stay if they have a block; else they are dropped, which is
-    logged.
-    own: stages of the definition, with the source numbers of the state.  sample: the saved one.
-    names: of all sources, by their numbers.  allow: whether to accept every other past: then a
-    stage with the weights of the definition begins at the first end of a block from the saved
-    sample on, and replaces later changes.
-    Raises: StreamMismatch, naming what differs; InvalidRequest if a later stage of the definition
-    has no block behind that stage.
-    """
-    stages = saved.stages
-    present = stages[saved.place_of(sample)]
-    # A change counts from its first row on; where a feed has resumed, that is decided already.
-    end = sample + 1 if present.origin & RESUMED else sample
-    past = [stage for stage in stages if stage.first_sample < end]
-    ahead = stages[len(past) :]
-    first = stages[0]
-    defined = first.weights if first.origin != CHANGED else dict(first.defined)
-    if first.index:  # what was before is folded
-        if defined == _in_force(own, first.first_sample):
-            own = [first, *(stage for stage in own if stage.asked > first.first_sample)]
-    # Where this definition has continued another one.
-    joins = [
-        n
-        for n, stage in enumerate(stages)
-        if n and stage.origin & RESUMED and stage.weights == _in_force(own, stage.first_sample)
-    ]
-    found, messages = _with_changes(own[:1], own[1:], stages, sample, names)
-    if joins:
-        join = joins[-1]
-        begun = stages[: join + 1]
-        later = _later(own, begun[-1].first_sample)
-        if _placed(begun, later) is not None:
-            again = _with_changes(begun, later, stages[join + 1 :], sample, names)
-            if _has_past(again[0], past, end):
-                found, messages = again
-    if _has_past(found, past, end):
-        return (*past, *found[len(past) :]), messages
-    in_force = past[-1]
-    if len(own) == 1 and in_force.weights == own[0].weights:
-        # Marked, so that later states are known too.
-        join_here = replace(in_force, origin=in_force.origin | RESUMED)
-        return _with_changes([*past[:-1], join_here], [], ahead, sample, names)
-    if not allow and first.index and own[0] is not first:
-        before, now = _shown(defined, names), _shown(_in_force(own, first.first_sample), names)
-        problem = f"the state was saved with the weights {before}, but this mixture has {now}"
-        cure = 'allow=("mixture",) continues with the weights of this mixture'
-        raise StreamMismatch(MIXTURE, f"{problem}; {cure}")
-    if not allow:
-        raise StreamMismatch(MIXTURE, _difference(past, found, end, names))
-    blocks = in_force.blocks_before(sample)
-    begin = in_force.first_sample + blocks * in_force.block_size
-    new = next_stage(in_force, sample, _in_force(own, begin), RESUMED)
-    new = replace(new, context_length=own[-1].context_length)
-    if begin == in_force.first_sample:  # which has no row yet
-        new = replace(new, index=in_force.index, previous=in_force.previous)
-        past.pop()
-    try:
-        appended = scheduled([*past, new], _later(own, begin))
-    except (InvalidRequest, SamplesExhausted) as error:
-        problem = f"cannot begin at sample {begin}, since a later stage has no block then"
-        raise InvalidRequest(MIXTURE, f"{problem}: {error}") from None
-    before, now = _shown(in_force.weights, names), _shown(new.weights, names)
-    message = f"resumed with other weights sample={begin} saved={before} now={now}"
-    if in_force.weights == new.weights:
-        message = f"resumed with a mixture of other earlier stages sample={begin}"
-    return appended, (message, *_dropped(ahead, names))
-
-
-def _with_changes(
-    begun: Stages, later: Stages, changes: Stages, sample: int, names: Sequence[str]
-) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
-    """Return the stages with the changes of a state, and lines to log.
-
-    A change at or behind the sample that fits no stage is dropped, with a line. One before it stays
-    out too; the caller finds that by `_has_past`.
-    """
-    first = begun[-1].first_sample
-    changes = [each for each in changes if each.origin & CHANGED and each.asked > first]
-    found = _placed(begun, _in_order([*later, *changes]))
-    if found is not None:
-        return found, ()
-    kept, dropped = list(later), []
-    found = _placed(begun, kept) or tuple(begun)
-    for change in changes:
-        if any((each.first_sample, each.weights) == _begin(change) for each in found):
-            continue
-        changed = _placed(begun, _in_order([*kept, change]))
-        if changed is not None:
-            kept, found = _in_order([*kept, change]), changed
-        elif change.first_sample >= sample:
-            dropped.append(change)
-    return found, _dropped(dropped, names)
-
-
-def _placed(begun: Stages, later: Stages) -> tuple[Stage, ...] | None:
-    """Return stages where they begin; None unless each has a block."""
-    try:
-        return scheduled(begun, later)
-    except (InvalidRequest, SamplesExhausted):
-        return None
-
-
-def _begin(stage: Stage) -> tuple[int, dict[int, int]]:
-    return stage.first_sample, stage.weights
-
-
-def _later(own: Stages, begin: int) -> list[Stage]:
-    """Return the stages of a definition behind a sample, asked for behind it."""
-    return [
-        replace(stage, asked=max(stage.asked, begin + 1), previous=b"")
-        for stage in own
-        if stage.first_sample > begin
-    ]
-
-
-def _in_force(own: Stages, sample: int) -> dict[int, int]:
-    """Return the weights of a sample."""
-    begins = [stage.first_sample for stage in own]
-    return own[max(bisect_right(begins, sample) - 1, 0)].weights
-
-
-def _has_past(found: Stages, past: Stages, sample: int) -> bool:
-    """Return whether exactly these stages begin before a sample."""
-    return [_begin(each) for each in found if each.first_sample < sample] == [
-        _begin(each) for each in past
-    ]
-
-
-def _in_order(stages: Sequence[Stage]) -> list[Stage]:
-    return sorted(stages, key=lambda stage: stage.asked)
-
-
-def _difference(past: Stages, own: Stages, sample: int, names: Sequence[str]) -> str:
-    """Return in which stage a state differs from a definition with its changes."""
-    cure = 'allow=("mixture",) continues with the weights of this mixture'
-    for index, before in enumerate(past):
-        if index == len(own) or own[index].first_sample >= sample:
-            which = f"the state has a stage from sample {before.first_sample} on"
-            return f"{which}, and this mixture has not; {cure}"
-        here = own[index]
-        if here.first_sample != before.first_sample:
-            where = f"begins at sample {before.first_sample}, but here at {here.first_sample}"
-            return f"stage {before.index} of the state {where}; {cure}"
-        if here.weights != before.weights:
-            return (
-                f"stage {before.index} of the state, from sample {before.first_sample} on, has the "
-                f"weights {_shown(before.weights, names)}, but here {_shown(here.weights, names)}; "
-                f"{cure}"
-            )
-    where = f"from sample {own[len(past)].first_sample} on, before the saved sample {sample}"
-    return f"this mixture has a stage {where}, and the state has not; {cure}"
-
-
-def _dropped(changes: Stages, names: Sequence[str]) -> tuple[str, ...]:
-    """Return messages of changes that are dropped."""
-    return tuple(
-        f"change of the mixture is dropped asked={change.asked} "
-        f"weights={_shown(change.weights, names)}"
-        for change in changes
-        if change.origin & CHANGED
-    )
-
-
-def _shown(weights: Mapping[int, int], names: Sequence[str]) -> str:
-    return ", ".join(f"{names[number]} {weight}" for number, weight in weights.items())
 
 
 # --- redactions ---

@@ -45,14 +45,24 @@ STAGES_MAX, SHARES_MAX = 1000, 4000
 Planes: TypeAlias = Mapping[tuple[int, int], str]
 """Number of a source and kind of a plane -> its fingerprint, 64 hexadecimal digits."""
 _KEYS = ("version", "sample", "stream", "history", "planes")
-_RUN_RANGES = {
-    "first_batch": (0, SAMPLE_END),
-    "first_sample": (0, SAMPLE_END),
+_SAMPLES, _SOURCES, _LENGTHS = (0, SAMPLE_END), (0, SOURCES_END), (1, SAMPLE_END)
+# The integers of each part, in [first, end).
+_RUN = {
+    "first_batch": _SAMPLES,
+    "first_sample": _SAMPLES,
     "end_sample": (1, SAMPLE_END + 1),
     "batch_size": (1, BATCH_SIZE_MAX + 1),
     "world_size": (1, WORLD_SIZE_MAX + 1),
 }
-"""The integers of a run, each in [first, end)."""
+_STAGE = {
+    "first_sample": _SAMPLES,
+    "context_length": _LENGTHS,
+    "asked": _SAMPLES,
+    "origin": (0, (CHANGED | RESUMED) + 1),
+}
+_SHARE = {"source": _SOURCES, "weight": (0, BLOCK_MAX + 1), "base": _SAMPLES}
+_WEIGHT = {"source": _SOURCES, "weight": (1, BLOCK_MAX + 1)}
+_REDACTION = {"first_sample": _SAMPLES, "source": _SOURCES}
 Item = TypeVar("Item")
 
 
@@ -291,45 +301,29 @@ def _source(name: str, number: int, values: Any) -> Source:
 
 def _piece(name: str, _: int, values: Any) -> tuple[int, bytes]:
     context_length, pieces = _values(name, values, 2)
-    return _number(f"{name}.context_length", context_length, 1, SAMPLE_END), _hash(name, pieces)
+    return _number(f"{name}.context_length", context_length, *_LENGTHS), _hash(name, pieces)
 
 
 def _stage(name: str, index: int, values: Any) -> Stage:
-    first_sample, context_length, asked, origin, shares = _values(name, values, 5)
-    return Stage(
-        index,
-        _number(f"{name}.first_sample", first_sample, 0, SAMPLE_END),
-        _number(f"{name}.context_length", context_length, 1, SAMPLE_END),
-        _each(f"{name}.shares", shares, _share),
-        asked=_number(f"{name}.asked", asked, 0, SAMPLE_END),
-        origin=_number(f"{name}.origin", origin, 0, (CHANGED | RESUMED) + 1),
-    )
+    *numbers, shares = _values(name, values, 5)
+    first_sample, context_length, asked, origin = _integers(name, numbers, _STAGE)
+    shares = _each(f"{name}.shares", shares, _share)
+    return Stage(index, first_sample, context_length, shares, asked=asked, origin=origin)
 
 
 def _weight(name: str, _: int, values: Any) -> tuple[int, int]:
-    source, weight = _values(name, values, 2)
-    return (
-        _number(f"{name}.source", source, 0, SOURCES_END),
-        _number(f"{name}.weight", weight, 1, BLOCK_MAX + 1),
-    )
+    source, weight = _integers(name, values, _WEIGHT)
+    return source, weight
 
 
 def _share(name: str, _: int, values: Any) -> Share:
-    source, weight, base = _values(name, values, 3)
-    return Share(
-        _number(f"{name}.source", source, 0, SOURCES_END),
-        _number(f"{name}.weight", weight, 0, BLOCK_MAX + 1),
-        _number(f"{name}.base", base, 0, SAMPLE_END),
-    )
+    return Share(*_integers(name, values, _SHARE))
 
 
 def _redaction(name: str, _: int, values: Any) -> Redaction:
-    first_sample, source, list_hash = _values(name, values, 3)
-    return Redaction(
-        _number(f"{name}.first_sample", first_sample, 0, SAMPLE_END),
-        _number(f"{name}.source", source, 0, SOURCES_END),
-        _hash(f"{name}.list", list_hash),
-    )
+    *numbers, digits = _values(name, values, 3)
+    first_sample, source = _integers(name, numbers, _REDACTION)
+    return Redaction(first_sample, source, _hash(f"{name}.list", digits))
 
 
 def _read_history(values: Any, *, are_dropped: bool) -> History:
@@ -348,13 +342,7 @@ def _read_history(values: Any, *, are_dropped: bool) -> History:
 
 
 def _run(name: str, _: int, values: Any) -> Run:
-    _values(name, values, len(Run._fields))
-    run = Run(
-        **{
-            field: _number(f"{name}.{field}", value, first, end)
-            for (field, (first, end)), value in zip(_RUN_RANGES.items(), values, strict=True)
-        }
-    )
+    run = Run(*_integers(name, values, _RUN))
     if run.end_sample <= run.first_sample:
         problem = f"{run.end_sample} is not above first_sample {run.first_sample}"
         raise InvalidRequest(f"{name}.end_sample", problem)
@@ -362,16 +350,13 @@ def _run(name: str, _: int, values: Any) -> Run:
 
 
 def _read_planes(values: Any, source_count: int) -> Planes:
-    planes: dict[tuple[int, int], str] = {}
-    for index, value in enumerate(_list("state.planes", values)):
-        name = f"state.planes[{index}]"
-        source, kind, fingerprint = _values(name, value, 3)
-        key = (
-            _number(f"{name}.source", source, 0, source_count),
-            _number(f"{name}.kind", kind, 1, 1 << 31),
-        )
-        planes[key] = _hash(f"{name}.fingerprint", fingerprint).hex()
-    return planes
+    def plane(name: str, _: int, value: Any) -> tuple[tuple[int, int], str]:
+        *numbers, fingerprint = _values(name, value, 3)
+        ranges = {"source": (0, source_count), "kind": (1, 1 << 31)}
+        source, kind = _integers(name, numbers, ranges)
+        return (source, kind), _hash(f"{name}.fingerprint", fingerprint).hex()
+
+    return dict(_each("state.planes", values, plane))
 
 
 def _hash(name: str, value: Any) -> bytes:
@@ -392,6 +377,12 @@ def _list(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
     if not isinstance(values, (list, tuple)):
         raise InvalidRequest(name, f"is {type(values).__name__}, not a list")
     return values
+
+
+def _integers(name: str, values: Any, ranges: Mapping[str, tuple[int, int]]) -> list[int]:
+    """Return a list of integers, each in the range of its name.  Raises: InvalidRequest."""
+    pairs = zip(ranges.items(), _values(name, values, len(ranges)), strict=True)
+    return [_number(f"{name}.{field}", value, *limits) for (field, limits), value in pairs]
 
 
 def _number(name: str, value: Any, first: int, end: int) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenfeed.sampling.mixture import counts_at
 from tokenfeed.stream.stream import Stream
@@ -31,8 +31,8 @@ class SourceStats(NamedTuple):
     """What a dataset of a mixture has contributed.
 
     samples, tokens: in the batches of all ranks of the feed's history (tokens of x).  epochs:
-    samples divided by the rows per epoch; None if the order has no epochs, or the rows are not
-    known, as before the first batch.
+    tokens divided by those of the rows of an epoch; None if the order has no epochs, or the rows
+    are not known, as before the first batch.
     """
 
     samples: int
@@ -93,45 +93,29 @@ class FeedStats:
     reconnect_reasons: Mapping[str, int] = field(default_factory=dict)
 
 
-def stats_of(
-    counters: Counters,
-    rows: RowSource | None,
-    batch_size: int,
-    *,
-    batches: int,
-    tokens: int,
-    samples: int,
-    epoch: int | None,
-    sources: Mapping[str, SourceStats],
-) -> FeedStats:
-    """Return the statistics of a feed.
+def counted(counters: Counters, rows: RowSource | None, batch_size: int) -> dict[str, Any]:
+    """Return the fields of FeedStats that its streams have counted, by their names.
 
-    counters: what its streams have counted.  rows: those being read now; None if there are none.
-    batch_size: rows of a batch.  The other arguments: as in FeedStats.
+    rows: those being read now; None if there are none.  batch_size: rows of a batch.
     """
     # Each is read once: other threads change them.
     wait_seconds, since = counters.wait_seconds, counters.waiting_since
-    return FeedStats(
-        batches=batches,
-        tokens=tokens,
-        wait_seconds=wait_seconds,
-        reconnects=counters.reconnects,
-        samples=samples,
-        epoch=epoch,
-        sources=sources,
-        wait_histogram=WaitHistogram(
+    return {
+        "wait_seconds": wait_seconds,
+        "reconnects": counters.reconnects,
+        "wait_histogram": WaitHistogram(
             counts=tuple(accumulate(tuple(counters.wait_counts))), sum_seconds=wait_seconds
         ),
-        waiting_seconds=0.0 if since is None else time.monotonic() - since,
-        queue_depth_batches=0 if rows is None else rows.queued_rows // batch_size,
-        queue_capacity_batches=0 if rows is None else rows.capacity_rows // batch_size,
-        rows_received=counters.rows,
-        token_bytes_received=counters.token_bytes,
-        frames_received=counters.frames,
-        frame_bytes_received=counters.frame_bytes,
-        server=counters.server,
-        reconnect_reasons=dict(counters.reconnect_reasons),
-    )
+        "waiting_seconds": 0.0 if since is None else time.monotonic() - since,
+        "queue_depth_batches": 0 if rows is None else rows.queued_rows // batch_size,
+        "queue_capacity_batches": 0 if rows is None else rows.capacity_rows // batch_size,
+        "rows_received": counters.rows,
+        "token_bytes_received": counters.token_bytes,
+        "frames_received": counters.frames,
+        "frame_bytes_received": counters.frame_bytes,
+        "server": counters.server,
+        "reconnect_reasons": dict(counters.reconnect_reasons),
+    }
 
 
 def source_stats(
@@ -140,7 +124,8 @@ def source_stats(
     """Return what the batches of a history have of each dataset, by its name.
 
     stream: with the stages of all runs of the history.  rows: number of a source -> its rows per
-    epoch. If a source of a dataset is missing there, epochs of that dataset are None.
+    epoch at the last context length. If a source of a dataset is missing there, epochs of that
+    dataset are None.
     """
     found: dict[str, SourceStats] = {}
     for run in history.runs:
@@ -154,9 +139,9 @@ def source_stats(
                 name, samples = stream.sources[number].dataset, count - before[number]
                 known = found.get(name, SourceStats(0, 0, 0.0))
                 epochs = None
+                tokens = samples * stage.context_length
                 if rows.get(number) and known.epochs is not None:
-                    epochs = known.epochs + samples / rows[number]
-                tokens = known.tokens + samples * stage.context_length
-                found[name] = SourceStats(known.samples + samples, tokens, epochs)
+                    epochs = known.epochs + tokens / (rows[number] * stream.context_length)
+                found[name] = SourceStats(known.samples + samples, known.tokens + tokens, epochs)
             first = end
     return found

@@ -89,7 +89,7 @@ def plain_loop(
 
 
 def make(target: str, **options: Any) -> partial[RemoteBatches]:
-    return partial(RemoteBatches, target, B, T, **{"seed": SEED, **options})
+    return partial(RemoteBatches, target, B, **{"context_length": T, "seed": SEED, **options})
 
 
 def trainer_of(**options: Any) -> lightning.Trainer:

@@ -166,6 +166,25 @@ def test_a_checkpoint_of_any_moment_is_resumed_as_if_nothing_had_been(
     assert batch - accumulate <= first <= batch
 
 
+def test_a_run_whose_context_grew_goes_on_at_its_batch(target: str, tmp_path: Path) -> None:
+    """Batches of both lengths have as many tokens, and are counted as batches."""
+    saved = tmp_path / "saved.ckpt"
+
+    def train(**more: Any) -> Model:
+        data = FeedData(make(target, order="random", context_length={0: T, 3 * B: 4 * T}))
+        return fit(target, data=data, max_steps=9, **more)
+
+    whole = train()
+    with pytest.raises(Stop):
+        train(callbacks=[SaveAndStop("on_train_batch_end", 5, saved)])
+    resumed = train(ckpt_path=saved)
+
+    assert [len(rows) for rows in whole.seen] == [B] * 3 + [1] * 6
+    assert resumed.seen == whole.seen[-len(resumed.seen) :]
+    assert len(resumed.seen) in (4, 5)
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+
+
 CHECKPOINTS: dict[str, tuple[Callable[[Path], Callback], dict[str, Any]]] = {
     "steps": (lambda to: ModelCheckpoint(to, every_n_train_steps=2, save_top_k=-1), {}),
     "last": (lambda to: ModelCheckpoint(to, every_n_train_steps=2, save_last=True), {}),

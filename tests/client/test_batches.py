@@ -316,7 +316,7 @@ def test_a_feed_that_is_refused_is_not_counted(monkeypatch: pytest.MonkeyPatch) 
     """
     counted: list[Any] = []
     monkeypatch.setattr(
-        "tokenfeed.client.feed.feed_stream.rank_agreement", lambda *_: counted.append(1)
+        "tokenfeed.client.feed.first_stream.rank_agreement", lambda *_: counted.append(1)
     )
 
     with pytest.raises(InvalidRequest, match="device"):

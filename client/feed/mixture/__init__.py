@@ -1,1 +1,1 @@
-"""Mixtures of a feed: as users write them, their blocks, and a forecast of what they will read."""
+"""Mixtures of a feed: as users write them, their blocks, and how one goes on after a state."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
@@ -26,10 +26,12 @@ from tokenfeed.stream.stage import (
     SEED_END,
     Redaction,
     Source,
+    Stage,
 )
 from tokenfeed.stream.stream import Stream
 
 from ...runtime.arguments import hash_digits, integer, optional_integer, shown, text
+from ..lengths import Begin, Length
 from .block_weights import block_weights, proportions
 
 if sys.version_info >= (3, 11):
@@ -71,56 +73,25 @@ class SourceOptions:
 class MixtureStage:
     """Weights from a sample on.
 
-    first_sample, first_tokens: where the stage is asked for, in samples or in tokens of x (rounded
-    up to a whole sample), in [0, 2^63); one of them is None.  weights: samples of each source in a
-    block, by name.  asked: integers in exactly the proportions that were asked for; equal to
-    weights if these were given as integers.
+    weights: samples of each source in a block, by name.  asked: integers in exactly the proportions
+    that were asked for; equal to weights if these were given as integers.
     """
 
-    first_sample: int | None
-    first_tokens: int | None
+    begin: Begin
     weights: Mapping[str, int]
     asked: Mapping[str, int]
-
-    def begin(self, context_length: int) -> int:
-        """Return the sample from which on it was asked for."""
-        return _begin(self.first_sample, self.first_tokens, context_length)
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureRedaction:
     """A list of ranges of a dataset whose tokens are replaced from a sample on, and are no targets.
 
-    list_hash: 32 bytes.  first_sample, first_tokens: where this begins, in samples or in tokens of
-    x (rounded up to a whole sample), in [0, 2^63); one of them is None.
+    list_hash: 32 bytes.
     """
 
     dataset: str
     list_hash: bytes
-    first_sample: int | None
-    first_tokens: int | None
-
-    def begin(self, context_length: int) -> int:
-        """Return the sample from which on it is in force."""
-        return _begin(self.first_sample, self.first_tokens, context_length)
-
-
-class Length(NamedTuple):
-    """A context length from a sample on.
-
-    context_length: T.  first_sample, first_tokens: where it is asked for, in samples or in tokens
-    of x; one of them is None.
-    """
-
-    context_length: int
-    first_sample: int | None
-    first_tokens: int | None
-
-    def __str__(self) -> str:
-        """Say it in words."""
-        sample, tokens = self.first_sample, self.first_tokens
-        where = f"sample {sample}" if tokens is None else f"{tokens} tokens"
-        return f"{self.context_length} from {where} on"
+    begin: Begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,29 +291,56 @@ class Mixture:
         own_order, own_seed = self.order or order, seed if self.seed is None else self.seed
         own_long = long_argument(own_order, long_documents or None)
         sources = tuple(
-            Source(
-                name,
-                orders.latest(options.order or own_order),
-                own_seed if options.seed is None else options.seed,
-                number,
-                long_argument(
-                    options.order or own_order,
-                    options.long or (None if options.order else own_long or None),
-                    f"sources.{name}.long",
-                ),
-                group_blocks=self._group_blocks(name, options.order or own_order, group_tokens),
-            )
-            for number, (name, options) in enumerate(self.sources.items())
+            self._source(number, name, own_order, own_seed, own_long, group_tokens)
+            for number, name in enumerate(self.sources)
         )
-        for source in sources:
-            epochs = self.max_epochs.get(source.dataset)
-            if epochs is not None and not source.order.HAS_EPOCHS:
-                problem = f"is {epochs}, but {source.order.NAME} is endless and has no epochs"
-                raise InvalidRequest(f"sources.{source.dataset}.max_epochs", problem)
         numbers = {source.dataset: source.number for source in sources}
+
+        def sample_at(tokens: int) -> int:
+            return -(-tokens // context_length)
+
+        redactions = sorted(
+            Redaction(each.begin.sample(sample_at), numbers[each.dataset], each.list_hash)
+            for each in self.redactions
+        )
+        return Definition(
+            Stream(own_seed, sources, self._placed(context_length, numbers), tuple(redactions)),
+            own_order,
+            own_long,
+            is_mixture=True,
+            max_epochs=self.max_epochs,
+            block=self.block,
+            group_tokens=group_tokens,
+        )
+
+    def _source(
+        self, number: int, name: str, order: str, seed: int, long: str, group_tokens: int
+    ) -> Source:
+        """Return a source.  order, seed, long: of the mixture.  The others: as for `definition`."""
+        own = self.sources[name]
+        named = orders.latest(own.order or order)
+        if own.max_epochs is not None and not named.HAS_EPOCHS:
+            problem = f"is {own.max_epochs}, but {named.NAME} is endless and has no epochs"
+            raise InvalidRequest(f"sources.{name}.max_epochs", problem)
+        # Its groups are those of the first weight that it has.
+        weights = next((each.weights for each in self.stages if each.weights.get(name)), None)
+        long_value = own.long or (None if own.order else long or None)
+        return Source(
+            name,
+            named,
+            seed if own.seed is None else own.seed,
+            number,
+            long_argument(named.NAME, long_value, f"sources.{name}.long"),
+            group_blocks=0
+            if weights is None
+            else group_blocks(named, group_tokens, weights[name], sum(weights.values())),
+        )
+
+    def _placed(self, context_length: int, numbers: Mapping[str, int]) -> tuple[Stage, ...]:
+        """Return the stages where they begin.  numbers: of the sources, by their datasets."""
         stages = [
             (
-                stage.begin(context_length),
+                stage.begin.sample(lambda tokens: -(-tokens // context_length)),
                 {numbers[name]: weight for name, weight in stage.weights.items() if weight},
             )
             for stage in self.stages
@@ -356,33 +354,9 @@ class Mixture:
         )
         for stage in found:
             if stage.asked != stage.first_sample:
-                _LOG.info(
-                    "stage begins at the end of a block stage=%d asked=%d sample=%d",
-                    stage.index,
-                    stage.asked,
-                    stage.first_sample,
-                )
-        redactions = sorted(
-            Redaction(each.begin(context_length), numbers[each.dataset], each.list_hash)
-            for each in self.redactions
-        )
-        return Definition(
-            Stream(own_seed, sources, found, tuple(redactions)),
-            own_order,
-            own_long,
-            is_mixture=True,
-            max_epochs=self.max_epochs,
-            block=self.block,
-            group_tokens=group_tokens,
-        )
-
-    def _group_blocks(self, name: str, order: str, group_tokens: int) -> int:
-        """Return the blocks of a group of a source: by the first weight that it has."""
-        for stage in self.stages:
-            if weight := stage.weights.get(name):
-                total = sum(stage.weights.values())
-                return group_blocks(orders.latest(order), group_tokens, weight, total)
-        return 0
+                message = "stage begins at the end of a block stage=%d asked=%d sample=%d"
+                _LOG.info(message, stage.index, stage.asked, stage.first_sample)
+        return found
 
     @property
     def max_epochs(self) -> dict[str, int]:
@@ -414,43 +388,34 @@ class Mixture:
             problem = f"{shown(dataset)} has no weight in any stage, only {known}"
             raise InvalidRequest(f"{name}.dataset", problem)
         list_hash = read_list(f"{name}.list", values.get("list"))
-        return MixtureRedaction(dataset, list_hash, *_begins(name, f"{name}.", values))
+        return MixtureRedaction(dataset, list_hash, _begin(name, f"{name}.", values))
 
     def _stage(self, prefix: str, index: int, values: Any) -> MixtureStage:
         values = _mapping(f"stages[{index}]", values)
         _require_keys(f"stages[{index}]", values, _STAGE_KEYS)
         is_first = index == 0 and not any(values.get(key) is not None for key in _STAGE_KEYS[:2])
-        first = (0, None) if is_first else _begins(f"stages[{index}]", prefix, values)
+        begin = Begin(0) if is_first else _begin(f"stages[{index}]", prefix, values)
         try:
             given = values.get("weights", {})
             weights = checked_weights(given, self.block)
             asked = weights if weights == given else proportions(given)
-            return MixtureStage(*first, weights, asked)
+            return MixtureStage(begin, weights, asked)
         except InvalidRequest as error:
             raise InvalidRequest(f"{prefix}{error.subject}", error.problem) from None
 
 
-def _begins(name: str, prefix: str, values: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return first_sample and first_tokens, of which one is None.  Raises: InvalidRequest."""
-    first_sample, first_tokens = (
-        optional_integer(f"{prefix}{key}", values.get(key))
-        for key in ("first_sample", "first_tokens")
-    )
-    for key, value in (("first_sample", first_sample), ("first_tokens", first_tokens)):
+def _begin(name: str, prefix: str, values: Mapping[str, Any]) -> Begin:
+    """Return where something is asked for.  Raises: InvalidRequest."""
+    found = {}
+    for key in _STAGE_KEYS[:2]:
+        found[key] = value = optional_integer(f"{prefix}{key}", values.get(key))
         if isinstance(values.get(key), bool):  # to Python it is a number
             raise InvalidRequest(f"{prefix}{key}", f"{values[key]} is not an integer")
         if value is not None:
             require_range(f"{prefix}{key}", value, 0, SAMPLE_END)
-    if (first_sample is None) == (first_tokens is None):
+    if sum(value is not None for value in found.values()) != 1:
         raise InvalidRequest(name, "has to have either first_sample or first_tokens")
-    return first_sample, first_tokens
-
-
-def _begin(first_sample: int | None, first_tokens: int | None, context_length: int) -> int:
-    """Return the sample that `_begins` names, rounded up to a whole one."""
-    if first_tokens is not None:
-        return -(-first_tokens // context_length)
-    return first_sample or 0
+    return Begin(**found)
 
 
 def group_tokens_argument(name: str, value: int) -> int:

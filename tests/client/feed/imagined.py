@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenfeed.client.feed.feed_stream import FeedStream, asked_stream
+from tokenfeed.client.feed.feed_stream import FeedStream
+from tokenfeed.client.feed.first_stream import first_stream
 from tokenfeed.client.feed.options import FeedOptions, checked
 from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.state import read_state
+from tokenfeed.client.feed.stream_changes import reweighted
 from tokenfeed.client.runtime.counters import Counters
-from tokenfeed.errors import NotFound, StreamMismatch
+from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.stream.stage import Redactions, Source
@@ -77,6 +79,7 @@ class ImaginedDatasets:
     closed: bool = False
     forked: bool = field(default=False, init=False)
     reads_documents: bool = field(default=False, init=False)
+    counted: set[int] = field(default_factory=set, init=False)
 
     def require_own_process(self) -> None:
         """It has no threads."""
@@ -106,8 +109,12 @@ class ImaginedDatasets:
         self.reads_documents = True
 
     def rows_of(self, order: str, context_length: int | None = None, *, place: int = 0) -> int:
-        name = self._name(self.stream.sources[place])
-        return self.corpora[name].rows(context_length or self.stream.context_length)
+        name, length = self._name(self.stream.sources[place]), self.stream.context_length
+        length = context_length or length
+        if self.closed and length not in self.counted:
+            raise InvalidRequest("feed", "is closed")
+        self.counted.add(length)
+        return self.corpora[name].rows(length)
 
     def open_rows(self, request: Request, *, prefetch_bytes: int, counters: Counters) -> Any:
         raise NotImplementedError
@@ -135,7 +142,7 @@ def feed_of(
         return ImaginedDatasets(corpora, request.stream, more["planes"].kinds)
 
     defaults = {"rank": 0, "world_size": 1, "order": "shuffled"}
-    found, _, _ = asked_stream(
+    found, _, _ = first_stream(
         "localhost:1",
         batch_size,
         context_length,
@@ -200,7 +207,7 @@ def changed(
     feed: FeedStream, weights: Mapping[str, float], at_sample: int | None = None
 ) -> FeedStream:
     """As `change_mixture`."""
-    found, _ = feed.reweighted(weights, at_sample, None)
+    found, _ = reweighted(feed, weights, at_sample, None)
     return found
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenfeed.client.feed.epochs import EpochPlan, Tail
+from tokenfeed.client.feed.epochs import EpochPlan
+from tokenfeed.client.feed.options import Tail
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import Share, Stage
 
@@ -30,8 +33,10 @@ def own_samples(plan: EpochPlan, first_sample: int) -> list[list[int]]:
     found = []
     for batch in range(plan.batch_count(first_sample)):
         sample = first_sample + batch * plan.position.stride
-        first = sample + plan.position.rank * plan.position.batch_size
-        found.append(list(range(first, first + plan.own_rows(sample))))
+        position = replace(plan.position, first_sample=sample)
+        first, end = position.sample_of(0), min(plan.own_end(sample), plan.end_sample)
+        rows = min(position.rows_before(end), position.batch_size)
+        found.append(list(range(first, first + rows)))
     return found
 
 

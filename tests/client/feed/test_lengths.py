@@ -9,6 +9,7 @@ import pytest
 
 from tests.client.feed.imagined import Corpus, deliver, feed_of, load, moved, state_of
 from tokenfeed.client.feed.feed_stream import FeedStream
+from tokenfeed.client.feed.stream_changes import declared, resized
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 
 U = 1 << 19
@@ -24,7 +25,7 @@ def changed_feed(at_sample: int = 100, length: int = LONGER) -> FeedStream:
     """A feed that has delivered ten batches and then was asked for another context length."""
     feed = feed_of(CORPORA, 8, T, **BLOCKS)
     deliver(feed, 10)
-    found, _ = feed.resized(length, at_sample, None)
+    found, _ = resized(feed, length, at_sample, None)
     return found
 
 
@@ -79,22 +80,77 @@ def test_a_change_that_leaves_no_group_to_another_one_is_refused() -> None:
     """Both would begin at the same sample, or the later one before the earlier one."""
     feed = changed_feed(GROUP + 1, 1 << 13)
 
-    again, begin = feed.resized(LONGER, GROUP + 2, None)
+    again, begin = resized(feed, LONGER, GROUP + 2, None)
 
     assert begin == GROUP + 13 * U // T
     assert stages_of(again) == [(0, T), (begin, LONGER)]  # in its place
     with pytest.raises(InvalidRequest, match="at_sample: 79 is before 80, the first sample"):
-        feed.resized(LONGER, 79, None)
-    earlier, begin = feed.resized(1 << 14, 90, None)
+        resized(feed, LONGER, 79, None)
+    earlier, begin = resized(feed, 1 << 14, 90, None)
     assert begin == GROUP
     # The one behind it is asked for at its sample still, which is counted in longer rows now.
     assert stages_of(earlier) == [(0, T), (GROUP, 1 << 14), (GROUP + 13 * 32, 1 << 13)]
 
 
-def test_the_length_of_a_run_may_be_asked_for_back() -> None:
+@pytest.mark.parametrize("at_sample", [100, GROUP, None])
+def test_the_length_of_a_run_may_be_asked_for_back(at_sample: int | None) -> None:
     """A change that has not begun is taken back as it was made."""
     feed = changed_feed()
 
-    back, begin = feed.resized(T, GROUP, None)
+    back, begin = resized(feed, T, at_sample, None)
 
     assert (stages_of(back), begin) == ([(0, T)], 0)
+    assert resized(back, T, at_sample, None) == (back, 0)
+
+
+def test_statistics_of_a_change_that_a_state_has_ahead_ask_nobody() -> None:
+    """Metrics are scraped when servers are away, and when the feed is closed."""
+    state = state_of(changed_feed())
+    found = load(feed_of(CORPORA, 8, T, **BLOCKS), state).stream
+    found.datasets.close()
+
+    assert moved(found, GROUP).position_of(GROUP) == (GROUP, 0)
+
+
+def test_a_mixture_behind_a_grown_run_counts_epochs_in_tokens() -> None:
+    """A row is another part of an epoch at each length."""
+    feed = changed_feed()
+    for _ in range(GROUP // 8 - 10):
+        deliver(feed)
+    feed = moved(feed, GROUP).settled()
+    deliver(feed, 13 * U // LONGER // 2)
+    state = state_of(feed)
+    options = BLOCKS | {"dataset": None, "mixture": {"web": 1, "code": 1}}
+    mixture = load(feed_of(CORPORA, 2, LONGER, **options), state, allow=("mixture",)).stream
+    *_, history = mixture.cursor.now
+
+    web = mixture.source_stats(history, has_read=True)["web"]
+
+    assert web.tokens == 27 * U
+    assert web.epochs == pytest.approx(27 / 40, rel=0.01)  # but for the rest of a file
+
+
+def test_a_mixture_of_another_length_says_how_to_go_on_with_a_source() -> None:
+    """Only once the length is in force there is a sample at which both could have it."""
+    feed = feed_of(CORPORA, 8, T, **BLOCKS)
+    deliver(feed, 10)
+    options = BLOCKS | {"dataset": None, "mixture": {"web": 1, "code": 1}}
+    mixture, allow = feed_of(CORPORA, 2, LONGER, **options), ("mixture", "context_length")
+
+    with pytest.raises(StreamMismatch, match="read up to the sample from which on it has that"):
+        load(mixture, state_of(feed), allow=allow)
+    longer = feed_of(CORPORA, 2, LONGER, **BLOCKS)
+    found = load(longer, state_of(feed), allow=("context_length",))
+    (said,) = [line for line in found.messages if "changes sample" in line]
+    assert f"sample={GROUP} " in said
+    behind = moved(found.stream, GROUP).settled()
+
+    assert deliver(load(mixture, state_of(behind), allow=allow).stream)
+
+
+def test_declared_lengths_that_tokens_put_into_another_order_are_refused() -> None:
+    """The batch sizes were checked in the order in which they were written."""
+    lengths = {0: T, 10**9: 1 << 13, "5 tokens": LONGER}
+
+    with pytest.raises(InvalidRequest, match="16384 is asked for at sample 1, behind one at 1000"):
+        declared(feed_of(CORPORA, 8, lengths, **BLOCKS))  # type: ignore[arg-type]

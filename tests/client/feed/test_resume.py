@@ -25,8 +25,10 @@ from tests.client.feed.imagined import (
     rows_of,
     state_of,
 )
+from tokenfeed.client.feed import stream_changes
 from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.client.feed.named import named_runs
+from tokenfeed.client.feed.stream_changes import reweighted
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction
 
@@ -110,8 +112,8 @@ def test_no_sequence_of_changes_and_restarts_alters_the_past(
         elif action == "change":
             at = None if allow else sample + distance - 1
             with suppress(InvalidRequest):
-                feed, begin = feed.reweighted(changed_weights, at, None)
-                assert feed.reweighted(changed_weights, at, None) == (feed, begin)
+                feed, begin = reweighted(feed, changed_weights, at, None)
+                assert reweighted(feed, changed_weights, at, None) == (feed, begin)
                 assert _in_force(feed, max(begin, at or sample)) == changed_weights
         elif action == "restart":
             again = load(feed_with(mixture), state_of(feed), allow=("mixture",) * allow)
@@ -149,7 +151,7 @@ def test_a_change_may_be_written_into_the_file_afterwards() -> None:
     """The state has the change, and the file has it too: it is one."""
     feed = feed_with({"web": 7, "code": 3})
     deliver(feed, 20)
-    feed, begin = feed.reweighted({"math": 2}, 37, None)
+    feed, begin = reweighted(feed, {"math": 2}, 37, None)
     assert begin == 40
     deliver(feed, 80)
     for first_sample in (37, 40):
@@ -163,7 +165,7 @@ def test_a_change_may_be_written_into_the_file_afterwards() -> None:
 
         assert stages_of(found.stream) == [(0, {"web": 7, "code": 3}), (40, {"math": 2})]
         assert not found.messages
-        assert own.reweighted({"math": 2}, first_sample, None) == (own, 40)
+        assert reweighted(own, {"math": 2}, first_sample, None) == (own, 40)
 
 
 def test_an_earlier_change_that_begins_at_the_same_sample_is_replaced() -> None:
@@ -172,13 +174,13 @@ def test_an_earlier_change_that_begins_at_the_same_sample_is_replaced() -> None:
     pending = changed(feed, {"code": 1, "math": 2}, 1)
     deliver(pending, 8)
 
-    replaced, begin = pending.reweighted({"web": 1}, 8, None)
-    withdrawn, since = pending.reweighted({"web": 7, "code": 3}, 8, None)
+    replaced, begin = reweighted(pending, {"web": 1}, 8, None)
+    withdrawn, since = reweighted(pending, {"web": 7, "code": 3}, 8, None)
 
     first = (0, {"web": 7, "code": 3})
     assert (begin, stages_of(replaced)) == (10, [first, (10, {"web": 1})])
     assert (since, stages_of(withdrawn)) == (0, [first])
-    assert feed.reweighted({"web": 7, "code": 3}, 55, None) == (feed, 0)
+    assert reweighted(feed, {"web": 7, "code": 3}, 55, None) == (feed, 0)
 
 
 def test_a_change_before_the_current_position_is_refused() -> None:
@@ -187,7 +189,7 @@ def test_a_change_before_the_current_position_is_refused() -> None:
     deliver(feed, 45)
 
     with pytest.raises(InvalidRequest, match="at_sample: 30 is before 45, the first sample"):
-        feed.reweighted({"web": 1}, 30, None)
+        reweighted(feed, {"web": 1}, 30, None)
 
 
 def test_of_a_folded_state_the_definition_is_compared_all_the_same(
@@ -490,7 +492,7 @@ def test_a_history_tells_what_each_sample_was_whatever_was_changed_since(
 def test_a_loop_back_is_attributed_to_the_stage_that_it_was_read_in() -> None:
     """Epoch 1, then epoch 0 once more, and from there on another seed."""
     feed = feed_of(CORPORA, 2, seed=1)
-    windows = feed.rows_per_epoch()
+    windows = feed.require_rows()
     feed.cursor.skip_to(windows)
     delivered = deliver(feed, 5)
     feed.cursor.skip_to(0)
@@ -537,7 +539,7 @@ def at_length(
     own = feed_of(corpora, 1, now, order=now_order or order)
     found = load(own, state, allow=allow).stream
     assert found.cursor.sample == sample
-    return sample + found.epoch_offset
+    return found.stage.active[0].base + sample - found.stage.first_sample
 
 
 @given(
@@ -730,7 +732,7 @@ def redacted(*redactions: At, **options: Any) -> FeedStream:
     """A feed over one dataset that was told to leave out lists before its first batch."""
     feed = feed_of(LISTED, **options)
     for first_sample, listed in redactions:
-        feed, _ = feed.redacted(listed.hex(), first_sample, None, None)
+        feed, _ = stream_changes.redacted(feed, listed.hex(), first_sample, None, None)
     return feed
 
 
@@ -743,7 +745,7 @@ def test_a_list_is_in_force_from_the_earliest_sample_that_was_asked_for() -> Non
     feed = feed_of(LISTED)
     steps = [(9, ONE, 9), (9, ONE, 9), (12, ONE, 9), (5, ONE, 5), (5, OTHER, 5), (8, OTHER, 5)]
     for at_sample, listed, expected in steps:
-        feed, begin = feed.redacted(listed.hex(), at_sample, None, None)
+        feed, begin = stream_changes.redacted(feed, listed.hex(), at_sample, None, None)
         assert begin == expected
 
     assert in_force(feed) == [(5, ONE), (5, OTHER)]
@@ -756,15 +758,17 @@ def test_no_redaction_begins_where_rows_were_delivered() -> None:
     feed.cursor.skip_to(10)
 
     with pytest.raises(InvalidRequest, match="at_sample: 10 is before 40"):
-        feed.redacted(ONE.hex(), 10, None, None)
+        stream_changes.redacted(feed, ONE.hex(), 10, None, None)
     for at_sample in (40, None):
-        assert in_force(feed.redacted(ONE.hex(), at_sample, None, None)[0]) == [(40, ONE)]
+        assert in_force(stream_changes.redacted(feed, ONE.hex(), at_sample, None, None)[0]) == [
+            (40, ONE)
+        ]
 
 
 def test_a_list_that_no_server_has_is_refused() -> None:
     """Before the feed has promised anything."""
     with pytest.raises(StreamMismatch, match="lacks redaction list 0101"):
-        feed_of(CORPORA).redacted(ONE.hex(), 5, None, None)
+        stream_changes.redacted(feed_of(CORPORA), ONE.hex(), 5, None, None)
 
 
 @pytest.mark.parametrize(

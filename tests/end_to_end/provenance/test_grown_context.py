@@ -111,6 +111,8 @@ def test_explain_tells_every_row_of_every_step_and_which_ones_were_padding(
 
         own = {row[1:3]: row for row in run.rows if row.step == step}
         assert len(found["rows"]) == len(own)
+        lengths = {row.length for row in own.values() if row.sample >= 0}
+        assert {stage["context_length"] for stage in found["stages"]} == lengths
         for row in found["rows"]:
             expected = own[row["rank"], row["row"]]
             assert row.get("is_padding", False) == (expected.sample < 0)

@@ -17,7 +17,7 @@ import torch
 from client import InvalidRequest, RemoteBatches, SamplesExhausted, StreamMismatch
 from tests.conftest import Serve, WriteTokens
 from tests.support.offline import offline_rows, received_rows
-from tokenfeed.client.feed.epochs import Tail
+from tokenfeed.client.feed.options import Tail
 from tokenfeed.client.feed.stats import FeedStats
 
 T = 8

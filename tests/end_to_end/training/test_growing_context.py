@@ -18,6 +18,9 @@ import torch
 from client import InvalidRequest, NumpyBatches, RemoteBatches, StreamMismatch
 from tests.conftest import Serve
 from tests.support.redacting import redact
+from tokenfeed.client.feed import delivery
+from tokenfeed.client.feed.batch_reader import BatchReader
+from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.sampling.plan import Shape, plan
 
 U = 1 << 19
@@ -410,6 +413,65 @@ def test_tensors_are_copied_into_memory_of_the_present_shape(paths: list[Path]) 
         with pytest.raises(InvalidRequest, match=r"x: .*200"):
             feed.copy_into(x, y)
         assert feed.copy_into(*made(feed))
+
+
+def test_a_change_by_another_thread_never_fills_memory_of_the_old_shape(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch that is being read may become one of the new length: that is refused by name."""
+    with RemoteBatches(local(paths), 8, LONG, order="random") as feed:
+        x, y = (torch.empty(8, LONG, dtype=torch.int64) for _ in range(2))
+        read = BatchReader.next
+
+        def changed_meanwhile(reader: Any, out: Any = None) -> Any:
+            monkeypatch.undo()
+            feed.change_context_length(LONGER, at_sample=8)
+            return read(reader, out)
+
+        assert feed.copy_into(x, y)
+        monkeypatch.setattr(BatchReader, "next", changed_meanwhile)
+        with pytest.raises(InvalidRequest, match=r"x: \(8, 32768\) is not \(2, 131072\), which"):
+            feed.copy_into(x, y)
+        assert next(feed)[0].shape == (2, LONGER)
+        assert feed.position.samples == 10
+
+
+def test_a_redaction_during_the_placing_of_declared_lengths_stays(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Corpora are described for seconds; another thread may change the stream then."""
+    copies = [tmp_path / path.name for path in paths]
+    for path, copy in zip(paths, copies, strict=True):
+        copy.hardlink_to(path)
+    listed = redact(copies, (0, 1000, 700_000), options=["--format", "raw", "--dtype", "uint32"])
+    with feed_of(local(copies), GROWING, batch_size=12) as feed:
+        declare = delivery.declared
+
+        def redacted_meanwhile(stream: FeedStream) -> FeedStream:
+            monkeypatch.undo()
+            found = declare(stream)
+            assert feed.redact(listed, at_sample=7) == 7
+            return found
+
+        monkeypatch.setattr(delivery, "declared", redacted_meanwhile)
+        assert (feed.batch_size, feed.context_length) == (12, LONG)
+        (redaction,) = feed.state_dict()["stream"][5]
+        assert redaction[0] == 7
+        assert len(feed.state_dict()["stream"][4]) == 3
+
+
+def test_declared_lengths_are_placed_once(
+    paths: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log of a run has each change once, however often a loop asks for the shape."""
+    with (
+        caplog.at_level(logging.INFO, "tokenfeed.client"),
+        feed_of(local(paths), GROWING, batch_size=12) as feed,
+    ):
+        for _ in range(3):
+            assert (feed.batch_size, feed.context_length, feed.position.samples) == (12, LONG, 0)
+
+    assert caplog.text.count("context length changes sample=208 context_length=65536") == 1
 
 
 def test_ranks_change_together_or_not_at_all(

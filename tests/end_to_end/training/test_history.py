@@ -19,7 +19,7 @@ from client import InvalidRequest, RemoteBatches, StreamMismatch
 from tests.conftest import ROOT, Serve, Server, WriteTokens
 from tests.support.offline import offline_rows, received_rows
 from tests.support.states import fingerprint_of
-from tokenfeed.client.feed.epochs import Tail
+from tokenfeed.client.feed.options import Tail
 
 T = 4
 WINDOWS = 500_000

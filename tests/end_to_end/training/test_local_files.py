@@ -22,7 +22,7 @@ from tests.server.storage.documents.starts_corpora import write_datatrove
 from tests.support.commands import run_ranks
 from tests.support.offline import offline_rows, received_rows
 from tests.support.waiting import least_seconds
-from tokenfeed.client.feed.epochs import Tail
+from tokenfeed.client.feed.options import Tail
 from tokenfeed.sampling import orders
 
 T = 8

@@ -339,6 +339,27 @@ def test_a_run_over_one_dataset_is_planned_from_its_state(
     assert "web 1 - 100 % 30 480 1.00".split() in [line.split() for line in lines]
 
 
+def test_a_mixture_behind_a_run_of_shorter_rows_is_planned_by_the_tokens_of_all(
+    mixture: Path, target: str, tmp_path: Path, plan: Plan, capsys: Captured
+) -> None:
+    """They are more samples than those of the mixture alone; the shorter ones are half of it."""
+    state = tmp_path / "state.json"
+    with RemoteBatches(target, 2, T // 2, dataset="web", order="random") as feed:
+        feed.change_context_length(T, at_sample=200)
+        for _ in range(101):
+            next(feed)
+        state.write_text(json.dumps(feed.state_dict()))
+    mixture.write_text('weights = {web = 7, code = 3}\norder = "random"')
+    words = ["--context-length", str(T), "--state", str(state), "--allow-mixture"]
+
+    found = plan(mixture, *words, "--tokens", 100 * T + 61 * T, target)
+
+    assert (found["first_sample"], found["end_sample"]) == (201, 261)
+    assert found["sources"]["web"]["seen"] == {"samples": 201, "tokens": 101 * T, "epochs": None}
+    assert main(["plan", str(mixture), *words, "--tokens", str(100 * T), target]) == 1
+    assert "are 200 samples of a run that is at 201" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

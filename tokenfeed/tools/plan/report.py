@@ -84,7 +84,8 @@ class Report:
         begin = f"from sample {planned.first_sample:,} on " if planned.first_sample else ""
         until = f"{begin}up to sample {end:,} ({self._tokens(end):,} tokens)"
         count = len(planned.numbers)
-        each = [stage.stage.context_length for stage in planned.stages]
+        reached = [stage for stage in planned.stages if any(stage.samples.values())]
+        each = [stage.stage.context_length for stage in reached or planned.stages[:1]]
         lengths = ", then ".join(f"{length:,}" for length, _ in groupby(each))
         sources = "1 source" if count == 1 else f"{count} sources"
         return f"mixture of {sources}, {until}, {lengths} tokens a sample"
@@ -108,8 +109,7 @@ class Report:
         yield f"stage {stage.index}: from {begin} on, {what}"
         if each.delay_samples:
             late = f"{each.delay_samples:,} samples late"
-            if self.global_batch_size is not None:
-                steps = each.delay_samples / self.global_batch_size
+            if (steps := self._delay_steps(each)) is not None:
                 late += f", {steps:,.1f} steps of {self.global_batch_size:,}"
             yield f"  asked for at sample {stage.asked:,}: {late}"
         rows = [
@@ -206,9 +206,7 @@ class Report:
     # --- plain values ---
 
     def _plain_stage(self, each: StageForecast) -> dict[str, Any]:
-        stage, steps = each.stage, None
-        if self.global_batch_size is not None:
-            steps = each.delay_samples / self.global_batch_size
+        stage = each.stage
         return {
             "stage": stage.index,
             "context_length": stage.context_length,
@@ -216,7 +214,7 @@ class Report:
             "first_sample": stage.first_sample,
             "first_token": self._tokens(stage.first_sample),
             "delay_samples": each.delay_samples,
-            "delay_steps": steps,
+            "delay_steps": self._delay_steps(each),
             "block": stage.block_size,
             "sources": {
                 self._name(number): {
@@ -273,6 +271,14 @@ class Report:
             "share": float(found.share),
             "deviation": float(found.deviation),
         }
+
+    def _delay_steps(self, each: StageForecast) -> float | None:
+        """Return by how many steps a stage begins late: a step keeps its tokens."""
+        if self.global_batch_size is None:
+            return None
+        stage, length = each.stage, self.planned.stages[0].stage.context_length
+        late = self._tokens(stage.first_sample) - self._tokens(stage.asked)
+        return late / (self.global_batch_size * length)
 
     def _name(self, source: int) -> str:
         return self.planned.stream.sources[source].dataset

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 from tokenfeed.client.feed.changes import require_same_corpus
 from tokenfeed.client.feed.resume import resumed_mixture
-from tokenfeed.client.feed.stats import SourceStats
+from tokenfeed.client.feed.stats import source_stats
 from tokenfeed.client.source.check import corpora_of, counted_rows, target_share
 from tokenfeed.client.source.open_source import open_to_look
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
@@ -18,8 +17,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Request
 
 from .. import WAIT_SECONDS
-from ..provenance.usage import consumed
-from .forecast import Forecast, forecast
+from .forecast import forecast
 from .input import PlanInput, read_asked, read_end_sample, read_tokens
 from .report import Report
 
@@ -31,7 +29,9 @@ def run_plan(arguments: argparse.Namespace) -> None:
     if arguments.global_batch_size is not None:
         require_range("global_batch_size", arguments.global_batch_size, 1, SAMPLE_END)
     asked = read_asked(arguments, path)
-    read_end_sample(arguments.tokens, tokens, asked.stream, asked.first_sample)
+    saved = asked.saved
+    if saved is None:  # else it depends on the stages of the state too
+        read_end_sample(arguments.tokens, tokens, asked.stream, asked.first_sample)
     stream, described = _known(target, asked)
     planned = forecast(
         stream,
@@ -49,8 +49,8 @@ def run_plan(arguments: argparse.Namespace) -> None:
         max_epochs=asked.definition.max_epochs if asked.definition else {},
         tokens=tokens,
         global_batch_size=arguments.global_batch_size,
-        seen=_seen(asked, planned),
-        first_batch=asked.saved.history.first_batch if asked.saved else 0,
+        seen=None if saved is None else source_stats(stream, saved.history, planned.rows),
+        first_batch=0 if saved is None else saved.history.first_batch,
         target_shares={
             number: target_share(stream.sources[number], dataset, stream.context_length)
             for number, dataset in described.items()
@@ -108,23 +108,3 @@ def _described(target: str, stream: Stream) -> dict[int, pb.Dataset]:
         return dict(zip(stream.numbers, dataset.await_described(), strict=True))
     finally:
         dataset.close()
-
-
-def _seen(asked: PlanInput, planned: Forecast) -> Mapping[str, SourceStats] | None:
-    """Return what the history of a state has of each source, by the names of their datasets."""
-    if asked.saved is None:
-        return None
-    found: dict[int, tuple[int, int]] = {}
-    for use, ranges in consumed(planned.stream, asked.saved.history).items():
-        count = sum(int((each[:, 1] - each[:, 0]).sum()) for each in ranges)
-        samples, tokens = found.get(use.source, (0, 0))
-        found[use.source] = samples + count, tokens + count * use.context_length
-    length = planned.stream.context_length
-    return {
-        planned.stream.sources[number].dataset: SourceStats(
-            samples,
-            tokens,
-            tokens / (length * planned.rows[number]) if number in planned.rows else None,
-        )
-        for number, (samples, tokens) in sorted(found.items())
-    }

@@ -166,7 +166,8 @@ def _decoded(
 def _plain(context: RunContext, chosen: Selection, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all of it as plain values."""
     stream, run = context.stream, chosen.run
-    stages = {stream.place_of(row.sample): None for row in chosen.rows}
+    own = [row.sample for row in chosen.rows if not row.is_padding]
+    stages = dict.fromkeys(map(stream.place_of, own))
     return {
         **context.plain,
         "is_assumed": context.is_assumed,

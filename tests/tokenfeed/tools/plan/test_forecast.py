@@ -23,6 +23,7 @@ from tokenfeed.tools.plan.forecast import (
     forecast,
     smaller_blocks,
 )
+from tokenfeed.tools.plan.report import Report
 
 T = 8
 
@@ -228,3 +229,22 @@ def test_a_source_is_exhausted_in_the_stage_of_that_index() -> None:
 
     assert [[end.stage for end in each.exhausted] for each in found] == [[2], [2]]
     assert [each.end_sample for each in found] == [28, 28]
+
+
+def test_the_steps_by_which_a_longer_context_is_late_have_the_tokens_of_the_first_ones() -> None:
+    """A step keeps its tokens, so its rows are fewer behind each change; a length that is not
+    reached is not promised.
+    """
+    stages = (
+        Stage(0, 0, 8, (Share(0, 1, 0),)),
+        Stage(1, 100, 16, (Share(0, 1, 50),), asked=40),
+        Stage(2, 200, 32, (Share(0, 1, 75),), asked=110),
+    )
+    source = Source("web", orders.latest("random"), 0)
+    found = forecast(
+        Stream(0, (source,), stages), {0: 1000}, first_sample=0, end_sample=150, max_epochs={}
+    )
+    report = Report(found, {}, 0, 10, None, 0, {0: Fraction(1)})
+
+    assert [stage["delay_steps"] for stage in report.plain()["stages"]] == [0, 6, 18]
+    assert report.text().splitlines()[0].endswith("8, then 16 tokens a sample")

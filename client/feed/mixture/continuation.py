@@ -1,0 +1,203 @@
+"""With which stages a mixture goes on after a saved state. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
+from tokenfeed.stream.schedule import next_stage, scheduled
+from tokenfeed.stream.stage import CHANGED, RESUMED, Stage
+from tokenfeed.stream.stream import Stream
+
+Stages = Sequence[Stage]
+_CURE = 'allow=("mixture",) continues with the weights of this mixture'
+
+
+def continued(
+    saved: Stream, own: Stages, sample: int, names: Sequence[str], *, allow: bool
+) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
+    """Return the stages with which a mixture goes on after a state, and messages to be logged.
+
+    The past (the stages of the state that begin before the saved sample) stays as it was. It is
+    accepted in these cases:
+    - it is what the definition and the changes in the state (`change_mixture`) give;
+    - the last stage marked RESUMED has the weights of the definition, and each stage behind it was
+      made by the definition or by a change in the state;
+    - the definition has a single stage, with the weights in force at the saved sample. The present
+      stage is then marked RESUMED.
+    Changes behind the saved sample stay if they have a block; else they are dropped, which is
+    logged.
+    own: stages of the definition, with the source numbers of the state.  sample: the saved one.
+    names: of all sources, by their numbers.  allow: whether to accept every other past: then a
+    stage with the weights of the definition begins at the first end of a block from the saved
+    sample on, and replaces later changes.
+    Raises: StreamMismatch, naming what differs; InvalidRequest if a later stage of the definition
+    has no block behind that stage.
+    """
+    stages = saved.stages
+    present = stages[saved.place_of(sample)]
+    # A change counts from its first row on; where a feed has resumed, that is decided already.
+    end = sample + 1 if present.origin & RESUMED else sample
+    past = [stage for stage in stages if stage.first_sample < end]
+    ahead, first = stages[len(past) :], stages[0]
+    defined = first.weights if first.origin != CHANGED else dict(first.defined)
+    # What was before the first stage is folded.
+    if first.index and defined == _in_force(own, first.first_sample):
+        own = [first, *(stage for stage in own if stage.asked > first.first_sample)]
+    found, messages = _with_changes(own[:1], own[1:], stages, sample, names)
+    if (join := _joined(stages, own)) is not None:
+        begun, later = join
+        again = _with_changes(begun, later, stages[len(begun) :], sample, names)
+        if _has_past(again[0], past, end):
+            found, messages = again
+    if _has_past(found, past, end):
+        return (*past, *found[len(past) :]), messages
+    in_force = past[-1]
+    if len(own) == 1 and in_force.weights == own[0].weights:
+        # Marked, so that later states are known too.
+        join_here = replace(in_force, origin=in_force.origin | RESUMED)
+        return _with_changes([*past[:-1], join_here], [], ahead, sample, names)
+    if allow:
+        appended, message = _appended(past, own, sample, names)
+        return appended, (message, *_dropped(ahead, names))
+    if first.index and own[0] is not first:
+        before, now = _shown(defined, names), _shown(_in_force(own, first.first_sample), names)
+        problem = f"the state was saved with the weights {before}, but this mixture has {now}"
+        raise StreamMismatch("mixture", f"{problem}; {_CURE}")
+    raise StreamMismatch("mixture", _difference(past, found, end, names))
+
+
+def _joined(stages: Stages, own: Stages) -> tuple[Stages, Stages] | None:
+    """Return the stages up to that where this definition has continued another one last, and those
+    of the definition behind it; None if it has not, or one of these has no block there.
+    """
+    for n in range(len(stages) - 1, 0, -1):
+        stage = stages[n]
+        if stage.origin & RESUMED and stage.weights == _in_force(own, stage.first_sample):
+            begun, later = stages[: n + 1], _later(own, stage.first_sample)
+            return None if _placed(begun, later) is None else (begun, later)
+    return None
+
+
+def _appended(
+    past: Stages, own: Stages, sample: int, names: Sequence[str]
+) -> tuple[tuple[Stage, ...], str]:
+    """Return a past with the weights of a definition from the first end of a block on, and what to
+    log. The arguments and Raises: as for `continued`.
+    """
+    in_force = past[-1]
+    begin = in_force.first_sample + in_force.blocks_before(sample) * in_force.block_size
+    new = next_stage(in_force, sample, _in_force(own, begin), RESUMED)
+    new = replace(new, context_length=own[-1].context_length)
+    if begin == in_force.first_sample:  # which has no row yet
+        new = replace(new, index=in_force.index, previous=in_force.previous)
+        past = past[:-1]
+    try:
+        appended = scheduled([*past, new], _later(own, begin))
+    except (InvalidRequest, SamplesExhausted) as error:
+        problem = f"cannot begin at sample {begin}, since a later stage has no block then"
+        raise InvalidRequest("mixture", f"{problem}: {error}") from None
+    before, now = _shown(in_force.weights, names), _shown(new.weights, names)
+    if in_force.weights == new.weights:
+        return appended, f"resumed with a mixture of other earlier stages sample={begin}"
+    return appended, f"resumed with other weights sample={begin} saved={before} now={now}"
+
+
+def _with_changes(
+    begun: Stages, later: Stages, changes: Stages, sample: int, names: Sequence[str]
+) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
+    """Return the stages with the changes of a state, and lines to log.
+
+    A change at or behind the sample that fits no stage is dropped, with a line. One before it stays
+    out too; the caller finds that by `_has_past`.
+    """
+    first = begun[-1].first_sample
+    changes = [each for each in changes if each.origin & CHANGED and each.asked > first]
+    found = _placed(begun, _in_order([*later, *changes]))
+    if found is not None:
+        return found, ()
+    kept, dropped = list(later), []
+    found = _placed(begun, kept) or tuple(begun)
+    for change in changes:
+        if any((each.first_sample, each.weights) == _begin(change) for each in found):
+            continue
+        changed = _placed(begun, _in_order([*kept, change]))
+        if changed is not None:
+            kept, found = _in_order([*kept, change]), changed
+        elif change.first_sample >= sample:
+            dropped.append(change)
+    return found, _dropped(dropped, names)
+
+
+def _placed(begun: Stages, later: Stages) -> tuple[Stage, ...] | None:
+    """Return stages where they begin; None unless each has a block."""
+    try:
+        return scheduled(begun, later)
+    except (InvalidRequest, SamplesExhausted):
+        return None
+
+
+def _begin(stage: Stage) -> tuple[int, dict[int, int]]:
+    return stage.first_sample, stage.weights
+
+
+def _later(own: Stages, begin: int) -> list[Stage]:
+    """Return the stages of a definition behind a sample, asked for behind it."""
+    return [
+        replace(stage, asked=max(stage.asked, begin + 1), previous=b"")
+        for stage in own
+        if stage.first_sample > begin
+    ]
+
+
+def _in_force(own: Stages, sample: int) -> dict[int, int]:
+    """Return the weights of a sample."""
+    begins = [stage.first_sample for stage in own]
+    return own[max(bisect_right(begins, sample) - 1, 0)].weights
+
+
+def _has_past(found: Stages, past: Stages, sample: int) -> bool:
+    """Return whether exactly these stages begin before a sample."""
+    return [_begin(each) for each in found if each.first_sample < sample] == [
+        _begin(each) for each in past
+    ]
+
+
+def _in_order(stages: Sequence[Stage]) -> list[Stage]:
+    return sorted(stages, key=lambda stage: stage.asked)
+
+
+def _difference(past: Stages, own: Stages, sample: int, names: Sequence[str]) -> str:
+    """Return in which stage a state differs from a definition with its changes."""
+    for index, before in enumerate(past):
+        if index == len(own) or own[index].first_sample >= sample:
+            which = f"the state has a stage from sample {before.first_sample} on"
+            return f"{which}, and this mixture has not; {_CURE}"
+        here = own[index]
+        if here.first_sample != before.first_sample:
+            where = f"begins at sample {before.first_sample}, but here at {here.first_sample}"
+            return f"stage {before.index} of the state {where}; {_CURE}"
+        if here.weights != before.weights:
+            return (
+                f"stage {before.index} of the state, from sample {before.first_sample} on, has the "
+                f"weights {_shown(before.weights, names)}, but here {_shown(here.weights, names)}; "
+                f"{_CURE}"
+            )
+    where = f"from sample {own[len(past)].first_sample} on, before the saved sample {sample}"
+    return f"this mixture has a stage {where}, and the state has not; {_CURE}"
+
+
+def _dropped(changes: Stages, names: Sequence[str]) -> tuple[str, ...]:
+    """Return messages of changes that are dropped."""
+    return tuple(
+        f"change of the mixture is dropped asked={change.asked} "
+        f"weights={_shown(change.weights, names)}"
+        for change in changes
+        if change.origin & CHANGED
+    )
+
+
+def _shown(weights: Mapping[int, int], names: Sequence[str]) -> str:
+    return ", ".join(f"{names[number]} {weight}" for number, weight in weights.items())
