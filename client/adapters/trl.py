@@ -37,7 +37,7 @@ class FeedSFTTrainer(FeedTrainer, SFTTrainer):  # type: ignore[misc]
         **FeedTrainer._refused,
         "formatting_func": "formats no tokens; omit it",
         **{
-            name: f"is not done again; omit it. A feed has {instead}"
+            name: f"was done before; remove it. In its place is {instead}"
             for name, instead in _DONE_BEFORE.items()
         },
     }

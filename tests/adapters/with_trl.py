@@ -264,9 +264,9 @@ def test_an_evaluation_of_padded_rows_is_the_mean_over_their_targets(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"packing": True}, r'^packing: is not done again.*order="packed"'),
-        ({"assistant_only_loss": True}, r"^assistant_only_loss: is not done again"),
-        ({"completion_only_loss": True}, r"^completion_only_loss: is not done again"),
+        ({"packing": True}, r'^packing: was done before.*order="packed"'),
+        ({"assistant_only_loss": True}, r"^assistant_only_loss: was done before"),
+        ({"completion_only_loss": True}, r"^completion_only_loss: was done before"),
     ],
 )
 def test_what_was_done_at_ingest_is_not_asked_for_again(
