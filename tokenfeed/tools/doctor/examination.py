@@ -20,7 +20,7 @@ from .network import Connection, connect
 from .proxy import explained
 from .report import ServerReport
 from .rpc import Answer, ask, refused
-from .speed import Load, Reader, load, slowness
+from .speed import Load, read_rows, slowness
 from .tls import check_plaintext, check_tls
 
 _DATASETS_MAX = 16
@@ -97,7 +97,7 @@ def _examine(probe: Probe, settings: Settings) -> None:
         certificate = check_tls(server, place, settings.credentials, settings.timeout_seconds)
         report.add("speaks", f"TLS; {certificate or 'its certificate is accepted'}")
     try:
-        channel = _channel(server, settings, 0)
+        channel = Channel(server.target, 0, settings.credentials, server.authority)
     except TokenfeedError as error:
         raise Diagnosis(refused(server, settings.credentials, error)) from None
     with closing(channel):
@@ -111,70 +111,42 @@ def read(probe: Probe, settings: Settings) -> None:
     answer, connection = probe.answer, probe.connection
     if answer is None or connection is None:
         return
-    server, report = probe.server, probe.report
-    dataset = ""
-    try:
-        for dataset in _readable(answer.described):
-            _reader(server, answer, dataset, settings, batches=1).read()
-        dataset = settings.dataset or _largest(answer.described)
-        if settings.dataset and all(dataset != each.name for each in answer.described.datasets):
-            raise NotFound("--dataset", f"{dataset!r} is not served")
-        if settings.seconds == 0 or dataset not in _readable(answer.described, None):
-            return
-        _measure(probe, answer, connection, dataset, settings)
-    except TokenfeedError as error:
-        report.findings.append(refused(server, settings.credentials, error, dataset))
+    described, report, dataset = answer.described, probe.report, ""
 
-
-def _measure(
-    probe: Probe, answer: Answer, connection: Connection, dataset: str, settings: Settings
-) -> None:
-    """Measure how fast rows of a dataset arrive; on two connections too, if that is too slow."""
-    alone = _load(probe.server, answer, connection, dataset, settings, 1)
-    probe.report.add(
-        "speed",
-        f"{alone.tokens_per_second / 1e6:.1f} million tokens/s of {dataset} "
-        f"({alone.mbit_per_second:.0f} Mbit/s), first rows after {1000 * alone.first_seconds:.0f} "
-        "ms",
-        tokens_per_second=alone.tokens_per_second,
-        mbit_per_second=alone.mbit_per_second,
-        first_rows_seconds=alone.first_seconds,
-    )
-    if alone.tokens_per_second < settings.tokens_per_second:
-        together = _load(probe.server, answer, connection, dataset, settings, 2)
-        finding = slowness(
-            probe.server.name, alone, together, connection.seconds, settings.tokens_per_second
-        )
-        probe.report.findings.append(finding)
-
-
-def _load(
-    server: Server,
-    answer: Answer,
-    connection: Connection,
-    dataset: str,
-    settings: Settings,
-    reader_count: int,
-) -> Load:
-    # Each on a connection of its own.
-    readers = [_reader(server, answer, dataset, settings) for _ in range(reader_count)]
-    with closing(_channel(server, settings, 1)) as channel:
-        return load(
-            readers,
-            channel,
-            connection.place,
-            seconds=settings.seconds,
+    def rows_of(name: str, seconds: float) -> Load:
+        return read_rows(
+            probe.server,
+            connection,
+            settings.credentials,
+            described,
+            name,
+            seconds=seconds,
             timeout_seconds=settings.timeout_seconds,
         )
 
-
-def _reader(
-    server: Server, answer: Answer, dataset: str, settings: Settings, **batches: int
-) -> Reader:
-    timeout_seconds = settings.timeout_seconds
-    return Reader(
-        server, settings.credentials, answer.described, dataset, timeout_seconds, **batches
+    try:
+        for dataset in _readable(described)[:_DATASETS_MAX]:
+            rows_of(dataset, 0.0)
+        dataset = settings.dataset or _largest(described)
+        if settings.dataset and all(dataset != each.name for each in described.datasets):
+            raise NotFound("--dataset", f"{dataset!r} is not served")
+        if settings.seconds == 0 or dataset not in _readable(described):
+            return
+        load = rows_of(dataset, settings.seconds)
+    except TokenfeedError as error:
+        report.findings.append(refused(probe.server, settings.credentials, error, dataset))
+        return
+    report.add(
+        "speed",
+        f"{load.tokens_per_second / 1e6:.1f} million tokens/s of {dataset} "
+        f"({load.mbit_per_second:.0f} Mbit/s), first rows after {1000 * load.first_seconds:.0f} ms",
+        tokens_per_second=load.tokens_per_second,
+        mbit_per_second=load.mbit_per_second,
+        first_rows_seconds=load.first_seconds,
     )
+    if load.tokens_per_second < settings.tokens_per_second:
+        needed = settings.tokens_per_second
+        report.findings.append(slowness(probe.server.name, load, connection.seconds, needed))
 
 
 def _show_answer(report: ServerReport, answer: Answer) -> None:
@@ -201,14 +173,9 @@ def _show_answer(report: ServerReport, answer: Answer) -> None:
     }
 
 
-def _channel(server: Server, settings: Settings, generation: int) -> Channel:
-    return Channel(server.target, generation, settings.credentials, server.authority)
-
-
-def _readable(described: pb.DescribeResponse, limit: int | None = _DATASETS_MAX) -> list[str]:
+def _readable(described: pb.DescribeResponse) -> list[str]:
     """Return the names of the datasets that have a row of one token."""
-    datasets = described.datasets[:limit]
-    return [dataset.name for dataset in datasets if dataset.longest_file_tokens > 1]
+    return [each.name for each in described.datasets if each.longest_file_tokens > 1]
 
 
 def _largest(described: pb.DescribeResponse) -> str:
