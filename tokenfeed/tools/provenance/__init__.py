@@ -13,8 +13,7 @@ words.py        names, ranges and errors as they are printed
 checkpoint.py   the states in a checkpoint of any kind (files/), without running its code
 runs.py         steps, ranks and rows <-> samples
 usage.py        what a run has consumed
-queries.py      the calls to servers
-corpora.py      the datasets, and whether they are those of the run
-matches.py      the rows that hold some tokens
+target.py       what is asked: its datasets, and the calls to servers
+epochs.py       where epochs of a source end
 rows.py         the tokens of rows
 """

@@ -17,12 +17,12 @@ from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..top.screen import encodable
 from .options import ROWS_END
-from .queries import Provenance, locate_pages, open_provenance
 from .rows import Tokens, read_rows
 from .run_context import RunContext, read_run
 from .runs import Segment
 from .selection import RowChoice, Selection, consecutive, selected
-from .words import DELETED, counted, escaped, printable_errors, span
+from .target import Target
+from .words import DELETED, counted, escaped, pairs, printable_errors, span
 
 REDACTED = "[redacted]"
 """What is printed in place of tokens."""
@@ -38,27 +38,22 @@ def run_explain(arguments: argparse.Namespace) -> None:
     require_stdout()
     require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     decode = None if arguments.tokenizer is None else decoder(arguments.tokenizer)
-    with printable_errors():
-        context = read_run(arguments)
+    with printable_errors(), closing(Target(arguments.target)) as target:
+        context = read_run(arguments, target)
         chosen = selected(context, arguments)
-        with closing(open_provenance(arguments.target)) as provenance:
-            explained = _explained(context, chosen, provenance, arguments.target, decode)
-            if arguments.json:
-                print(json.dumps(_plain(context, chosen, list(explained))))
-                return
-            print(encodable(f"{chosen.title}, {context.words}"))
-            for record in explained:
-                print(encodable("\n".join(_lines(record))))
+        explained = _explained(context, chosen, decode)
+        if arguments.json:
+            print(json.dumps(_plain(context, chosen, list(explained))))
+            return
+        print(encodable(f"{chosen.title}, {context.words}"))
+        for record in explained:
+            print(encodable("\n".join(_lines(record))))
     if chosen.left_out:
         print(f"{counted(chosen.left_out, 'row')} left out; --rows-max prints more")
 
 
 def _explained(
-    context: RunContext,
-    chosen: Selection,
-    provenance: Provenance,
-    target: str,
-    decode: Decode | None,
+    context: RunContext, chosen: Selection, decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each row, in order."""
     for group in consecutive(chosen.rows):
@@ -67,14 +62,14 @@ def _explained(
             continue
         rows = iter(group)
         first, end = group[0].sample, group[-1].sample + 1
-        for segment in context.corpora.segments(context.stream, first, end):
-            described = context.corpora.described(segment.stream)
+        for segment in context.target.segments(context.stream, first, end):
+            described = context.target.described(segment.stream)
             names = {
                 number: dataset.name
                 for number, dataset in zip(segment.stream.numbers, described, strict=True)
             }
             # In this order: the end of a segment must not take a row away.
-            records = _of_segment(segment, provenance, names, target, decode)
+            records = _of_segment(segment, names, context.target, decode)
             for record, row in zip(records, rows, strict=False):
                 yield _begun(row) | record
 
@@ -88,17 +83,13 @@ def _begun(row: RowChoice) -> dict[str, Any]:
 
 
 def _of_segment(
-    segment: Segment,
-    provenance: Provenance,
-    names: dict[int, str],
-    target: str,
-    decode: Decode | None,
+    segment: Segment, names: dict[int, str], target: Target, decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each row of a segment.  names: of datasets, by the number of the source."""
     rows: Iterator[Tokens | None] = repeat(None)
     if decode is not None:
-        rows = read_rows(target, segment)
-    for page in locate_pages(provenance, segment):
+        rows = read_rows(target.target, segment)
+    for page in target.locate_pages(segment):
         files = {(file.source, file.file): file.name for file in page.files}
         for row in page.rows:
             record: dict[str, Any] = {
@@ -107,8 +98,8 @@ def _of_segment(
                 "epoch": row.epoch if row.HasField("epoch") else None,
                 "ranges": [_range(row, each, files) for each in row.ranges],
                 "padding_tokens": row.padding_tokens,
-                "redacted": [[each.first_token, each.end_token] for each in row.redacted],
-                "deleted": [[each.first_token, each.end_token] for each in row.deleted],
+                "redacted": pairs(row.redacted),
+                "deleted": pairs(row.deleted),
                 "is_deleted": bool(row.deleted),
             }
             tokens = next(rows)

@@ -58,9 +58,8 @@ def selected(context: RunContext, arguments: argparse.Namespace) -> Selection:
 
 def _when(context: RunContext, sample: int) -> str:
     """Return in words when a sample was read."""
-    places = places_of(context.history, np.array([sample]))
-    each = zip(places.step.tolist(), places.rank.tolist(), places.row.tolist(), strict=True)
-    if read := [step_place(*place) for place in each]:
+    places = places_of(context.history, np.array([sample]))[1:].T.tolist()
+    if read := [step_place(*place) for place in places]:
         return f"read at {' and '.join(read)}"
     is_unknown = not context.is_complete and sample < max(
         context.sample, context.history.end_sample
