@@ -16,7 +16,7 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .address import Server, resolve, shown, unresolved
 from .findings import Diagnosis, Finding
-from .network import Connection, connect
+from .network import connect
 from .proxy import explained
 from .report import ServerReport
 from .rpc import Answer, ask, refused
@@ -40,50 +40,38 @@ class Settings:
     tokens_per_second: float
 
 
-@dataclass(slots=True)
-class Probe:
-    """A server, what the report has of it, and its answer if all layers up to it work."""
-
-    server: Server
-    report: ServerReport
-    connection: Connection | None = None
-    answer: Answer | None = None
-
-
-def servers_of(target: str, settings: Settings) -> list[Server] | Probe:
+def servers_of(target: str, settings: Settings) -> list[Server] | ServerReport:
     """Return the servers of a target; or, if its name is not known, what the report has of it."""
     try:
         return resolve(target, settings.timeout_seconds)
     except Diagnosis as diagnosis:
-        unknown = unresolved(target)
-        finding = explained(
-            diagnosis.finding, unknown, settings.environment, settings.timeout_seconds
+        return ServerReport(
+            target, findings=[_explained(diagnosis.finding, unresolved(target), settings)]
         )
-        return Probe(unknown, ServerReport(target, findings=[finding]))
 
 
-def examine(server: Server, settings: Settings) -> Probe:
+def examine(server: Server, settings: Settings) -> ServerReport:
     """Examine a server up to its answer to Describe."""
-    probe = Probe(server, ServerReport(server.name))
+    report = ServerReport(server.name, server=server)
     try:
-        _examine(probe, settings)
+        _examine(server, report, settings)
     except Diagnosis as diagnosis:
-        probe.report.findings.append(diagnosis.finding)
-    return probe
+        report.findings.append(diagnosis.finding)
+    return report
 
 
-def _examine(probe: Probe, settings: Settings) -> None:
-    server, report = probe.server, probe.report
+def _explained(finding: Finding, server: Server, settings: Settings) -> Finding:
+    return explained(finding, server, settings.environment, settings.timeout_seconds)
+
+
+def _examine(server: Server, report: ServerReport, settings: Settings) -> None:
     if not isinstance(server.places, str):
         addresses = [shown(place) for place in server.places]
         report.add("address", ", ".join(addresses), addresses=addresses)
     try:
         connection = connect(server, settings.timeout_seconds)
     except Diagnosis as diagnosis:
-        finding = explained(
-            diagnosis.finding, server, settings.environment, settings.timeout_seconds
-        )
-        raise Diagnosis(finding) from None
+        raise Diagnosis(_explained(diagnosis.finding, server, settings)) from None
     place = connection.place
     report.add(
         "connects",
@@ -101,21 +89,21 @@ def _examine(probe: Probe, settings: Settings) -> None:
     except TokenfeedError as error:
         raise Diagnosis(refused(server, settings.credentials, error)) from None
     with closing(channel):
-        answer = ask(channel, server, settings.credentials, settings.timeout_seconds)
-    probe.connection, probe.answer = connection, answer
-    _show_answer(report, answer)
+        report.answer = ask(channel, server, settings.credentials, settings.timeout_seconds)
+    report.connection = connection
+    _show_answer(report, report.answer)
 
 
-def read(probe: Probe, settings: Settings) -> None:
+def read(report: ServerReport, settings: Settings) -> None:
     """Read a batch of each dataset of a server that answers, and measure the speed of one."""
-    answer, connection = probe.answer, probe.connection
-    if answer is None or connection is None:
+    server, connection, answer = report.server, report.connection, report.answer
+    if server is None or connection is None or answer is None:
         return
-    described, report, dataset = answer.described, probe.report, ""
+    described, dataset = answer.described, ""
 
     def rows_of(name: str, seconds: float) -> Load:
         return read_rows(
-            probe.server,
+            server,
             connection,
             settings.credentials,
             described,
@@ -134,7 +122,7 @@ def read(probe: Probe, settings: Settings) -> None:
             return
         load = rows_of(dataset, settings.seconds)
     except TokenfeedError as error:
-        report.findings.append(refused(probe.server, settings.credentials, error, dataset))
+        report.findings.append(refused(server, settings.credentials, error, dataset))
         return
     report.add(
         "speed",
@@ -146,7 +134,7 @@ def read(probe: Probe, settings: Settings) -> None:
     )
     if load.tokens_per_second < settings.tokens_per_second:
         needed = settings.tokens_per_second
-        report.findings.append(slowness(probe.server.name, load, connection.seconds, needed))
+        report.findings.append(slowness(server.name, load, connection.seconds, needed))
 
 
 def _show_answer(report: ServerReport, answer: Answer) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tokenfeed.client.feed.changes import require_same_corpus
 from tokenfeed.client.feed.resume import resumed_mixture
-from tokenfeed.client.feed.stats import SourceStats
+from tokenfeed.client.feed.stats import SourceStats, source_stats
 from tokenfeed.client.source.check import corpora_of, counted_rows, target_share
 from tokenfeed.client.source.open_source import open_to_look
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
@@ -18,7 +18,6 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Request
 
 from .. import WAIT_SECONDS
-from ..provenance.usage import consumed
 from .forecast import Forecast, forecast
 from .input import PlanInput, read_asked, read_end_sample, read_tokens
 from .report import Report
@@ -114,17 +113,12 @@ def _seen(asked: PlanInput, planned: Forecast) -> Mapping[str, SourceStats] | No
     """Return what the history of a state has of each source, by the names of their datasets."""
     if asked.saved is None:
         return None
-    found: dict[int, tuple[int, int]] = {}
-    for use, ranges in consumed(planned.stream, asked.saved.history).items():
-        count = sum(int((each[:, 1] - each[:, 0]).sum()) for each in ranges)
-        samples, tokens = found.get(use.source, (0, 0))
-        found[use.source] = samples + count, tokens + count * use.context_length
-    length = planned.stream.context_length
+    stream = planned.stream
+    numbers = {source.dataset: source.number for source in stream.sources}
+    found = source_stats(stream, asked.saved.history, {})
     return {
-        planned.stream.sources[number].dataset: SourceStats(
-            samples,
-            tokens,
-            tokens / (length * planned.rows[number]) if number in planned.rows else None,
-        )
-        for number, (samples, tokens) in sorted(found.items())
+        name: found[name]._replace(epochs=None if epochs is None else float(epochs))
+        for name, number in numbers.items()
+        if name in found and found[name].samples
+        for epochs in [planned.epochs(number, found[name].tokens)]
     }

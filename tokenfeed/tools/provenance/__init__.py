@@ -1,6 +1,5 @@
 """tokenfeed explain, find and manifest: what a run has seen.
 
-options.py      their options
 run_context.py  the run that they are asked about: known by its checkpoint, or assumed
 explain.py      where the rows of a step come from, and what they say
 selection.py    which rows these are

@@ -16,11 +16,10 @@ from tokenfeed.stream.position import require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..top.screen import encodable
-from .options import ROWS_END
 from .rows import Tokens, read_rows
-from .run_context import RunContext, read_run
+from .run_context import ROWS_END, RunContext, read_run
 from .runs import Segment
-from .selection import RowChoice, Selection, consecutive, selected
+from .selection import Selection, consecutive, selected
 from .target import Target
 from .words import DELETED, counted, escaped, pairs, printable_errors, span
 
@@ -57,11 +56,11 @@ def _explained(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each row, in order."""
     for group in consecutive(chosen.rows):
-        if group[0].is_padding:
-            yield from (_begun(row) for row in group)
+        if "is_padding" in group[0]:
+            yield from group
             continue
         rows = iter(group)
-        first, end = group[0].sample, group[-1].sample + 1
+        first, end = group[0]["sample"], group[-1]["sample"] + 1
         for segment in context.target.segments(context.stream, first, end):
             described = context.target.described(segment.stream)
             names = {
@@ -71,15 +70,7 @@ def _explained(
             # In this order: the end of a segment must not take a row away.
             records = _of_segment(segment, names, context.target, decode)
             for record, row in zip(records, rows, strict=False):
-                yield _begun(row) | record
-
-
-def _begun(row: RowChoice) -> dict[str, Any]:
-    """Return what is known of a row without asking."""
-    begun: dict[str, Any] = {"rank": row.rank, "row": row.row}
-    if row.is_padding:
-        return begun | {"is_padding": True}
-    return begun | {"sample": row.sample}
+                yield row | record
 
 
 def _of_segment(
@@ -157,7 +148,7 @@ def _decoded(
 def _plain(context: RunContext, chosen: Selection, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all of it as plain values."""
     stream, run = context.stream, chosen.run
-    stages = {stream.place_of(row.sample): None for row in chosen.rows}
+    stages = {stream.place_of(row["sample"]): None for row in chosen.rows if "sample" in row}
     return {
         **context.plain,
         "is_assumed": context.is_assumed,

@@ -23,9 +23,8 @@ from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..top.screen import encodable
 from .epochs import end_of_epoch, epochs_between
-from .options import ROWS_END
 from .progress import Progress
-from .run_context import RunContext, read_run
+from .run_context import ROWS_END, RunContext, read_run
 from .runs import Segment, future, places_of, segments
 from .target import Target
 from .words import DELETED, counted, escaped, pairs, printable_errors, span, step_place

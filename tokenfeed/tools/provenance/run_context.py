@@ -20,6 +20,9 @@ from .runs import assumed
 from .target import Target
 from .words import escaped
 
+ROWS_END = 1 << 20
+"""Of --rows-max."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
