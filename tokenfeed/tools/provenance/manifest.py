@@ -126,10 +126,7 @@ class _Part:
             "kind": "source",
             **self._begun,
             "fingerprint": source.corpus.fingerprint.hex(),
-            "order": source.order.NAME,
-            "seed": source.seed,
-            "group_blocks": source.group_blocks or None,
-            "context_length": length,
+            **self._order(),
             "long_documents": source.long_documents or None,
             "pieces_hash": source.corpus.pieces_at(length).hex() or None,
             "redactions": [each.hex() for each in self._use.redactions],
@@ -137,6 +134,15 @@ class _Part:
             "tokens": self.tokens,
             "epochs": self.samples / rows_per_epoch if rows_per_epoch else None,
             "rows_per_epoch": rows_per_epoch,
+        }
+
+    def _order(self) -> dict[str, Any]:
+        """Return what samples are rows by."""
+        return {
+            "order": self._source.order.NAME,
+            "seed": self._source.seed,
+            "group_blocks": self._source.group_blocks or None,
+            "context_length": self._use.context_length,
         }
 
     def _parts(self) -> Iterator[tuple[list[int] | None, EpochSamples]]:
@@ -171,10 +177,7 @@ class _Part:
             yield {
                 "kind": "samples",
                 **begun,
-                "order": self._source.order.NAME,
-                "seed": self._source.seed,
-                "group_blocks": self._source.group_blocks or None,
-                "context_length": self._use.context_length,
+                **self._order(),
                 "samples": [first, end],
                 "rows": end - first,
             }
