@@ -16,7 +16,6 @@ from .bench import run_bench
 from .describe import run_describe
 from .doctor.run import run_doctor
 from .plan.run import run_plan
-from .provenance import options as provenance
 from .provenance.explain import run_explain
 from .provenance.find import run_find
 from .provenance.manifest import run_manifest
@@ -28,18 +27,12 @@ _ENVIRONMENT = (
     "TOKENFEED_TLS_KEY, and TOKENFEED_TOKEN or TOKENFEED_TOKEN_FILE"
 )
 _SERVER = "address of a server, or unix:PATH"
-_TARGET_HELP = {
-    "describe": _SERVER,
-    "show": f"{_SERVER}; or file:PATH, to read local files",
-    "bench": f"{_SERVER}; or file:PATH, to read local files",
-    "top": _SERVER,
-    "explain": f"{_SERVER}; or file:PATH, for local files",
-    "find": f"{_SERVER}; or file:PATH, for local files",
-    "manifest": f"{_SERVER}; or file:PATH, for local files",
-}
+_ONLY_SERVERS = ("describe", "top")
+_OWN_TARGETS = ("plan", "doctor")
 _NEEDED_TOKENS_PER_SECOND = 5e6
 """What eight GPUs of one machine take of a small model: 0.5 million tokens/s each is fast for 124
 million parameters. Larger models take far less."""
+_ORDERS = tuple(orders.LATEST)
 _LONG = padded_v1.LONG_DOCUMENTS
 _LONG_HELP = "what the order padded does with documents longer than a row (default: cut)"
 GROUP_TOKENS_HELP = (
@@ -83,8 +76,9 @@ def _add_command(
         name, help=COMMANDS[name].purpose, description=description, epilog=epilog, usage=usage
     )
     added.set_defaults(run=run, parser=added)
-    if name in _TARGET_HELP:
-        added.add_argument("target", metavar="TARGET", help=_TARGET_HELP[name])
+    if name not in _OWN_TARGETS:
+        local = "" if name in _ONLY_SERVERS else "; or file:PATH, for local files"
+        added.add_argument("target", metavar="TARGET", help=f"{_SERVER}{local}")
     return added.add_argument
 
 
@@ -153,7 +147,7 @@ def _add_plan(commands: _Commands) -> None:
     number("--context-length", metavar="T", help="tokens of x in a row; default: that of --state")
     add(
         "--order",
-        choices=tuple(orders.LATEST),
+        choices=_ORDERS,
         help="order of the feed, for sources that have none in the file (default: shuffled)",
     )
     number("--seed", help="seed of the feed, if the file has none (default: that of --state, or 0)")
@@ -180,7 +174,7 @@ def _add_plan_files(add: _Add) -> None:
         action="store_true",
         help='as load_state_dict(state, allow=("mixture",))',
     )
-    add("--json", action="store_true", help="print one JSON object")
+    _add_json(add)
 
 
 def _add_explain(commands: _Commands) -> None:
@@ -192,7 +186,19 @@ def _add_explain(commands: _Commands) -> None:
         "its text. The checkpoint of the run says what a step was.",
         example="--state CHECKPOINT --step 41000 --rank 3 ",
     )
-    provenance.add_explain(add)
+    _add_state(add)
+    _add_run(add)
+    number = partial(add, type=int)
+    number("--step", metavar="N", help="a step of the run, from 0 (default with --state: the last)")
+    number("--sample", metavar="N", help="a single sample of the stream, in place of a step")
+    number("--rank", metavar="R", help="the rows of this rank (default: of all)")
+    number("--row", metavar="I", help="this row of each rank (default: all)")
+    add(
+        "--tokenizer",
+        metavar="PATH",
+        help='print the text too: "bytes", or a tokenizer.json, which needs the tokenizers package',
+    )
+    _add_assumed_stream(add)
 
 
 def _add_find(commands: _Commands) -> None:
@@ -204,7 +210,18 @@ def _add_find(commands: _Commands) -> None:
         "which of them a run has seen.",
         example="--dataset web --document 71234 --state CHECKPOINT ",
     )
-    provenance.add_find(add)
+    number = partial(add, type=int)
+    add("--id", metavar="ID", help="all documents of this id")
+    number("--document", metavar="N", help="the document of this number in the dataset")
+    add("--file", metavar="NAME", help="a file of the dataset, without its folder")
+    number("--file-number", metavar="N", help="the same by its number, from 0")
+    number("--token", metavar="N", help="the first token, counted within that file")
+    number("--tokens", metavar="COUNT", default=1, help="how many tokens (default: %(default)s)")
+    _add_state(add)
+    number("--end-sample", metavar="N", help="look at what is still to come up to this sample")
+    number("--epochs", metavar="K", help="the same, up to the end of epoch K - 1 of the dataset")
+    _add_run(add)
+    _add_assumed_stream(add)
 
 
 def _add_manifest(commands: _Commands) -> None:
@@ -216,7 +233,63 @@ def _add_manifest(commands: _Commands) -> None:
         "part of an epoch as its samples, unless --expand.",
         example="--state CHECKPOINT --output manifest.jsonl ",
     )
-    provenance.add_manifest(add)
+    _add_state(add, is_required=True)
+    add("--dataset", default="", help="name of the dataset of a run that is no mixture")
+    add(
+        "--format",
+        choices=("jsonl", "parquet"),
+        default="jsonl",
+        help="how to write it (default: %(default)s)",
+    )
+    add("--output", metavar="PATH", help="where to write it (default: stdout)")
+    add(
+        "--expand",
+        action="store_true",
+        help="write the ranges of tokens of all epochs, however many rows of one were read",
+    )
+
+
+def _add_state(add: _Add, *, is_required: bool = False) -> None:
+    add(
+        "--state",
+        metavar="PATH",
+        required=is_required,
+        help="checkpoint of the run: a file of torch.save, JSON or safetensors, or a folder of "
+        "torch.distributed.checkpoint; nothing in it is run",
+    )
+    add("--feed", metavar="WHERE", help="which of several states in it")
+
+
+def _add_run(add: _Add) -> None:
+    number = partial(add, type=int)
+    number("--batch-size", metavar="B", help="rows of a step and rank")
+    number("--world-size", metavar="W", help="number of ranks")
+    number(
+        "--rows-max",
+        default=100,
+        metavar="N",
+        help="how many rows to print at most (default: %(default)s)",
+    )
+
+
+def _add_assumed_stream(add: _Add) -> None:
+    """Add what selects a stream where no state does, and how it is printed."""
+    number = partial(add, type=int)
+    number("--context-length", metavar="T", help="without --state: tokens of x in a row")
+    number("--seed", help="without --state: seed of the order (default: 0)")
+    number(
+        "--group-tokens",
+        metavar="N",
+        help=f"without --state: tokens of a group of the order blocks (default: {GROUP_TOKENS})",
+    )
+    add("--dataset", default="", help="dataset name; optional if there is only one")
+    add("--order", choices=_ORDERS, help="without --state: order of the rows (default: shuffled)")
+    add("--long", choices=_LONG, help=f"without --state: {_LONG_HELP}")
+    _add_json(add)
+
+
+def _add_json(add: _Add) -> None:
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _add_doctor(commands: _Commands) -> None:
@@ -250,7 +323,7 @@ def _add_doctor(commands: _Commands) -> None:
         help="what the trainers of this machine need together; less is a problem "
         "(default: %(default).0f)",
     )
-    add("--json", action="store_true", help="print one JSON object")
+    _add_json(add)
 
 
 def _add_bench(commands: _Commands) -> None:
@@ -299,11 +372,7 @@ def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) ->
     add(
         "--order",
         default=orders.DEFAULT_OF_FEEDS,
-        choices=tuple(orders.LATEST),
+        choices=_ORDERS,
         help="order of the rows (default: %(default)s)",
     )
-    add(
-        "--long",
-        choices=_LONG,
-        help=_LONG_HELP,
-    )
+    add("--long", choices=_LONG, help=_LONG_HELP)

@@ -28,7 +28,7 @@ from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from .sources import Sources
-from .spans import Candidates
+from .spans import Candidates, NumberRanges
 
 Numbers = npt.NDArray[np.int64]
 
@@ -63,38 +63,7 @@ def coverage(sources: Sources, query: pb.CoverageRequest) -> pb.CoverageResponse
     return answer
 
 
-class _Samples(NamedTuple):
-    """Samples in spans.
-
-    firsts, lasts: int64[n], the first and the last one of each span.  before: int64[n], samples of
-    all spans before each one.
-    """
-
-    firsts: Numbers
-    lasts: Numbers
-    before: Numbers
-
-    @property
-    def total(self) -> int:
-        """How many there are; may be 2^63."""
-        return int(self.before[-1]) + int(self.lasts[-1]) - int(self.firsts[-1]) + 1
-
-    def at(self, numbers: Numbers) -> Numbers:
-        """Return samples by their number among these."""
-        index = np.searchsorted(self.before, numbers, side="right") - 1
-        found: Numbers = self.firsts[index] + (numbers - self.before[index])
-        return found
-
-    def have(self, samples: Numbers) -> npt.NDArray[np.bool_]:
-        """Return whether each of some samples is among these: bool[n]."""
-        near = np.minimum(np.searchsorted(self.lasts, samples), self.lasts.size - 1)
-        found: npt.NDArray[np.bool_] = (self.firsts[near] <= samples) & (
-            samples <= self.lasts[near]
-        )
-        return found
-
-
-def _samples(query: pb.CoverageRequest, epoch_samples: int | None) -> _Samples:
+def _samples(query: pb.CoverageRequest, epoch_samples: int | None) -> NumberRanges:
     """Return the samples of a request.  epoch_samples: of an epoch; None without epochs.
 
     Raises: InvalidRequest.
@@ -112,8 +81,7 @@ def _samples(query: pb.CoverageRequest, epoch_samples: int | None) -> _Samples:
             raise InvalidRequest("samples", f"{problem} samples by itself")
     firsts = np.array(bounds[::2], dtype=np.int64)
     lasts = np.array([end - 1 for end in bounds[1::2]], dtype=np.int64)  # an end may be 2^63
-    counts = lasts[:-1] - firsts[:-1] + 1
-    return _Samples(firsts, lasts, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
+    return NumberRanges.of(firsts, lasts)
 
 
 class _Ranges(NamedTuple):
@@ -136,7 +104,7 @@ class _Page(NamedTuple):
 class _Walk:
     """The places of an order, and which of them samples have."""
 
-    def __init__(self, sources: Sources, samples: _Samples, place_count: int) -> None:
+    def __init__(self, sources: Sources, samples: NumberRanges, place_count: int) -> None:
         """place_count: of the order."""
         self._sources = sources
         self._stream = sources.stream

@@ -1,4 +1,4 @@
-"""The documents of a dataset: by number, by id, and by the tokens that they have.
+"""The documents of a dataset: by number, by id, and by file.
 
 They are counted over all files, as the format counts them: documents without a token too. Where the
 format knows nothing of documents, those are meant that a search for delimiters has found.
@@ -77,18 +77,6 @@ class FileDocuments:
         """Whether each token is of a document."""
         bounds = np.append(self.first_tokens, self.token_count)
         return bool(bounds[0] == 0 and (bounds[1:] == self.end_tokens).all())
-
-    def at(self, tokens: Numbers) -> Numbers:
-        """Return the documents that have tokens: int64[n], counted within this file; -1 if none.
-
-        tokens: int64[n], within the file.
-        """
-        if not self.end_tokens.size:
-            return np.full_like(tokens, -1)
-        found = np.searchsorted(self.end_tokens, tokens, side="right")
-        near = np.minimum(found, self.end_tokens.size - 1)
-        has = (found == near) & (self.first_tokens[near] <= tokens)
-        return np.where(has, near, -1)
 
 
 class DatasetDocuments:
@@ -188,16 +176,6 @@ class DatasetDocuments:
             has_ids = any(self._ids_path(file) for file in range(len(self._shards)))
             raise NotFound("document_id", problem if has_ids else f"{problem}: it has no ids")
         return found
-
-    def at(self, file: int, tokens: Numbers) -> list[Document | None]:
-        """Return the document that each token is of; None if it is of none.
-
-        tokens: int64[n], within the file.  Raises: as `require_known`; Unreadable.
-        """
-        numbers = self.of_file(file).at(tokens)
-        distinct = np.unique(numbers[numbers >= 0]).tolist()
-        found = dict(zip(distinct, self.described(file, distinct), strict=True))
-        return [found.get(number) for number in numbers.tolist()]
 
     def described(self, file: int, numbers: Sequence[int]) -> list[Document]:
         """Return documents of a file with their ids.  numbers: counted within the file.

@@ -7,7 +7,7 @@ each epoch has them. An order without epochs is searched, sample by sample.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..redactions.ranges import TokenRanges
 from .documents import IDS_MAX, DatasetDocuments, Document
 from .marks import Marks, RowMarks, messages, unmarked
 from .sources import Sources, range_message
-from .spans import Candidates, Parts, overlaps
+from .spans import Candidates, NumberRanges, Parts, overlaps
 
 Numbers = npt.NDArray[np.int64]
 
@@ -106,46 +106,6 @@ def _range(documents: DatasetDocuments, shape: Shape, query: pb.FileRange) -> tu
     return file, query.first_token, query.end_token
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlaceRanges:
-    """Places, ascending, in ranges that do not overlap.
-
-    firsts: int64[n].  sums: int64[n + 1], how many places are before each range; and all of them.
-    """
-
-    firsts: Numbers
-    sums: Numbers
-
-    @classmethod
-    def of(cls, firsts: Numbers, ends: Numbers) -> PlaceRanges:
-        """Take ranges that ascend by both, and may overlap or be empty."""
-        firsts = np.maximum(firsts, np.concatenate([firsts[:1], ends[:-1]]))
-        counts = np.maximum(ends - firsts, 0)
-        some = counts > 0
-        sums = np.zeros(np.count_nonzero(some) + 1, dtype=np.int64)
-        np.cumsum(counts[some], out=sums[1:])
-        return cls(firsts[some], sums)
-
-    @property
-    def count(self) -> int:
-        """How many places there are."""
-        return int(self.sums[-1])
-
-    def at(self, numbers: Numbers) -> Numbers:
-        """Return places by their number among these: int64[n], each in [0, count)."""
-        index = np.searchsorted(self.sums, numbers, side="right") - 1
-        places: Numbers = self.firsts[index] + numbers - self.sums[index]
-        return places
-
-    def have(self, places: Numbers) -> npt.NDArray[np.bool_]:
-        """Return whether each of some places is one of these: bool[n]."""
-        if not self.firsts.size:
-            return np.zeros(places.size, dtype=np.bool_)
-        index = np.searchsorted(self.firsts, places, side="right") - 1
-        near = np.maximum(index, 0)
-        return (index >= 0) & (places - self.firsts[near] < np.diff(self.sums)[near])
-
-
 class _Page(NamedTuple):
     """What was examined.  end: of the candidates.  found: rows that may hold tokens.  candidates:
     of each of them.  places: of each.
@@ -184,10 +144,10 @@ class _Search:
     @property
     def candidates(self) -> int:
         """How many there are."""
-        if not self._places.count:
+        if not self._places.total:
             return 0
         if self._has_epochs:
-            return len(self._samples.epochs) * self._places.count
+            return len(self._samples.epochs) * self._places.total
         return max(0, self._samples.end_own - self._samples.first_own)
 
     def page(self, first: int) -> pb.FindResponse:
@@ -205,7 +165,7 @@ class _Search:
 
     def _of_places(self, first: int) -> _Page:
         """Examine places, epoch by epoch."""
-        count, most = self._places.count, CANDIDATES_AT_ONCE
+        count, most = self._places.total, CANDIDATES_AT_ONCE
         if self._samples.source.reads_documents:
             most = min(most, rows_at_once(self._sources.stream, self._sources.shapes))
         end = min(first + most, self.candidates)
@@ -265,32 +225,28 @@ class _Search:
         self, found: SampleMatches, marked: RowMarks, rows: Numbers, within: Numbers, parts: Parts
     ) -> Iterator[pb.FoundRow]:
         """Yield rows that have some tokens.  rows, within: int64[parts], ascending by row."""
-        samples, own_samples = found.samples.tolist(), found.own_samples.tolist()
-        sizes = parts.end_token - parts.first_token
-        row: pb.FoundRow | None = None
-        last = -1
-        for index, first, size in zip(rows.tolist(), within.tolist(), sizes.tolist(), strict=True):
+        spans: dict[int, list[pb.TokenSpan]] = {}
+        sizes = (parts.end_token - parts.first_token).tolist()
+        for index, first, size in zip(rows.tolist(), within.tolist(), sizes, strict=True):
             span = pb.TokenSpan(first_token=first, end_token=first + size)
-            if index != last:
-                if row is not None:
-                    yield row
-                own = own_samples[index]
-                row, last = pb.FoundRow(sample=samples[index], source_sample=own), index
-                row.redacted.extend(messages(marked.redacted[index]))
-                row.deleted.extend(messages(marked.deleted[index]))
-                if self._has_epochs:
-                    row.epoch = own // self._samples.place_count
-            assert row is not None
-            row.spans.append(span)
-        if row is not None:
-            yield row
+            spans.setdefault(index, []).append(span)
+        for index, of_row in spans.items():
+            own = int(found.own_samples[index])
+            yield pb.FoundRow(
+                sample=int(found.samples[index]),
+                source_sample=own,
+                epoch=own // self._samples.place_count if self._has_epochs else None,
+                spans=of_row,
+                redacted=messages(marked.redacted[index]),
+                deleted=messages(marked.deleted[index]),
+            )
 
 
-def _places_of(sources: Sources, index: int, wanted: TokenRanges) -> PlaceRanges:
+def _places_of(sources: Sources, index: int, wanted: TokenRanges) -> NumberRanges:
     """Return the places whose rows may hold tokens."""
     source, stream = sources.stream.sources[index], sources.stream
     if not len(wanted):
-        return PlaceRanges.of(wanted.files, wanted.files)
+        return NumberRanges.merged(wanted.files, wanted.files)
     if source.reads_documents:
         return _rows_of(sources, index, wanted)
     has_epochs = source.order.HAS_EPOCHS
@@ -300,10 +256,10 @@ def _places_of(sources: Sources, index: int, wanted: TokenRanges) -> PlaceRanges
     first = np.maximum(-((stream.context_length - wanted.first_tokens) // stride), 0)
     end = (wanted.end_tokens - 1) // stride + 1
     begins, counts = places.firsts[wanted.files], (places.ends - places.firsts)[wanted.files]
-    return PlaceRanges.of(begins + np.minimum(first, counts), begins + np.minimum(end, counts))
+    return NumberRanges.merged(begins + np.minimum(first, counts), begins + np.minimum(end, counts))
 
 
-def _rows_of(sources: Sources, index: int, wanted: TokenRanges) -> PlaceRanges:
+def _rows_of(sources: Sources, index: int, wanted: TokenRanges) -> NumberRanges:
     """Return the rows over documents whose pieces hold tokens. They are kept for the next pages: a
     scan of many files takes longer than a page.
     """
@@ -312,14 +268,14 @@ def _rows_of(sources: Sources, index: int, wanted: TokenRanges) -> PlaceRanges:
     key = rows_key(sources.stream, sources.stream.sources[index])
     rows = indices.get(key)
 
-    def scan() -> tuple[int, PlaceRanges]:
+    def scan() -> tuple[int, NumberRanges]:
         found = _scanned(rows, wanted)
-        return found.firsts.nbytes + found.sums.nbytes, found
+        return 3 * found.firsts.nbytes, found
 
     return sources.documents[index].kept((key, rows.pieces_hash, tuple(wanted.triples())), scan)
 
 
-def _scanned(rows: RowIndex, wanted: TokenRanges) -> PlaceRanges:
+def _scanned(rows: RowIndex, wanted: TokenRanges) -> NumberRanges:
     firsts, ends = [], []
     borders = np.flatnonzero(np.diff(wanted.files)) + 1
     for own in np.split(np.arange(len(wanted)), borders):
@@ -332,4 +288,4 @@ def _scanned(rows: RowIndex, wanted: TokenRanges) -> PlaceRanges:
         else:
             firsts.append(found)
             ends.append(found + 1)
-    return PlaceRanges.of(np.concatenate(firsts), np.concatenate(ends))
+    return NumberRanges.merged(np.concatenate(firsts), np.concatenate(ends))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +15,9 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.wire.request import Request
 
-from .documents import Document, FileDocuments
 from .marks import SPAN_BYTES, Marks, messages, unmarked
 from .sources import Sources, range_message
-from .spans import Candidates, Parts, cut
+from .spans import Candidates, cut
 
 Numbers = npt.NDArray[np.int64]
 
@@ -41,124 +39,87 @@ def locate(sources: Sources, request: Request, marks: Marks = unmarked) -> pb.Lo
     request: checked as by GetBatch.
     Raises: LimitExceeded if the first row has too many ranges; CorpusChanged, Unreadable.
     """
-    shapes = sources.shapes
+    stream, shapes = sources.stream, sources.shapes
     count = min(request.row_count, ROWS_MAX, rows_at_once(request.stream, shapes))
     samples = request.position.samples(request.first_row, count)
     spans = plan(request.stream, shapes, samples)
     spans = spans[: sources.affordable(spans)]
-    near = _near(sources, spans)
-    spans = spans[: _rows_within(spans, near, samples)]
-    parts = _parts(spans, near)
-    described = _documents(sources, spans, parts)
-    facts = _RowFacts.of(sources, samples[: len(spans)])
-    marked = marks(spans)
-    mark_counts = marked.counts()
+    spans = spans[: _rows_within(sources, spans, samples)]
+    ranges, marked = _ranges_of_rows(sources, spans), marks(spans)
+    place_counts = [
+        place_count(stream, source, shape) if source.order.HAS_EPOCHS else None
+        for source, shape in zip(stream.sources, shapes, strict=True)
+    ]
+    places, own_samples = locate_samples(stream.stage, stream.seed, samples[: len(spans)])
     rows: list[pb.LocatedRow] = []
     used: set[tuple[int, int]] = set()
     size_bytes = 0
-    padding = spans.padding.tolist()
-    for row, ranges in enumerate(_ranges_of_rows(spans, parts)):
-        size_bytes += sum(_RANGE_BYTES + len(described[part].id) for part in ranges)
-        size_bytes += SPAN_BYTES * mark_counts[row]
+    columns = (samples[: len(spans)], places, own_samples, spans.padding)
+    each = zip(*(column.tolist() for column in columns), ranges, *marked, strict=True)
+    for sample, place, own_sample, padding, own_ranges, redacted, deleted in each:
+        messages_of_row = [one.message for one in own_ranges]
+        size_bytes += sum(_RANGE_BYTES + len(one.document.id) for one in messages_of_row)
+        size_bytes += SPAN_BYTES * (len(redacted) + len(deleted))
         if rows and size_bytes > _ANSWER_BYTES:
             break
-        located = pb.LocatedRow(
-            ranges=[described[part].message for part in ranges],
-            padding_tokens=padding[row],
-            redacted=messages(marked.redacted[row]),
-            deleted=messages(marked.deleted[row]),
+        epoch_places = place_counts[place]
+        rows.append(
+            pb.LocatedRow(
+                sample=sample,
+                source=stream.numbers[place],
+                source_sample=own_sample,
+                epoch=None if epoch_places is None else own_sample // epoch_places,
+                ranges=messages_of_row,
+                padding_tokens=padding,
+                redacted=messages(redacted),
+                deleted=messages(deleted),
+            )
         )
-        facts.set(located, row)
-        rows.append(located)
-        used.update(described[part].place for part in ranges)
+        used.update((place, one.message.file) for one in own_ranges)
     return pb.LocateResponse(rows=rows, files=sources.files(used))
 
 
 class _Range(NamedTuple):
-    """A range as in an answer.  place: source and file.  id: of its document."""
+    """A range as in an answer.  span: that it is a part of.  first_token: within its file."""
 
+    span: int
+    first_token: int
     message: pb.LocatedRange
-    place: tuple[int, int]
-    id: str
 
 
-class _RowFacts(NamedTuple):
-    """Of rows: numbers of their sources, samples, own samples, and epochs, None without."""
-
-    sources: list[int]
-    samples: list[int]
-    own_samples: list[int]
-    epochs: list[int | None]
-
-    @classmethod
-    def of(cls, sources: Sources, samples: Numbers) -> _RowFacts:
-        stream = sources.stream
-        place, own = locate_samples(stream.stage, stream.seed, samples)
-        places = [
-            place_count(stream, source, shape) if source.order.HAS_EPOCHS else None
-            for source, shape in zip(stream.sources, sources.shapes, strict=True)
-        ]
-        pairs = list(zip(place.tolist(), own.tolist(), strict=True))
-        epochs = [None if (n := places[index]) is None else own // n for index, own in pairs]
-        numbers = [stream.numbers[index] for index in place.tolist()]
-        return cls(numbers, samples.tolist(), own.tolist(), epochs)
-
-    def set(self, row: pb.LocatedRow, index: int) -> None:
-        row.source = self.sources[index]
-        row.sample = self.samples[index]
-        row.source_sample = self.own_samples[index]
-        if (epoch := self.epochs[index]) is not None:
-            row.epoch = epoch
-
-
-def _groups(spans: Spans) -> Iterator[tuple[int, int, Numbers]]:
-    """Yield each source and file, and the spans in it, ascending."""
+def _groups(
+    sources: Sources, spans: Spans
+) -> Iterator[tuple[int, int, Numbers, Candidates | None]]:
+    """Yield each source and file, the spans in it, ascending, and which of its documents they may
+    overlap; None where documents are unknown.
+    """
     order = np.lexsort((spans.shard, spans.source))
     source, shard = spans.source[order], spans.shard[order]
     borders = np.flatnonzero((np.diff(source) != 0) | (np.diff(shard) != 0)) + 1
     for group in np.split(order, borders):
-        if group.size:
-            yield int(spans.source[group[0]]), int(spans.shard[group[0]]), group
-
-
-class _DocumentCandidates(NamedTuple):
-    """Spans of a file, and the documents that they may overlap.  spans: int64[n], ascending."""
-
-    spans: Numbers
-    documents: FileDocuments
-    near: Candidates
-
-    @property
-    def ranges_max(self) -> Numbers:
-        """int64[n], how many ranges each span may have: one for each document, and for what is
-        before, between and behind them.
-        """
-        counts = self.near.counts
-        return counts if self.documents.have_all_tokens else 2 * counts + 1
-
-
-def _near(sources: Sources, spans: Spans) -> list[_DocumentCandidates]:
-    """Return the documents that spans may overlap, of each file whose documents are known."""
-    found = []
-    for source, file, group in _groups(spans):
-        if sources.documents[source].are_known:
-            documents = sources.documents[source].of_file(file)
+        if not group.size:
+            continue
+        place, file, near = int(spans.source[group[0]]), int(spans.shard[group[0]]), None
+        if sources.documents[place].are_known:
+            known = sources.documents[place].of_file(file)
             firsts = spans.token_offset[group]
             ends = firsts + spans.token_count[group]
-            near = Candidates.of(documents.first_tokens, documents.end_tokens, firsts, ends)
-            found.append(_DocumentCandidates(group, documents, near))
-    return found
+            near = Candidates.of(known.first_tokens, known.end_tokens, firsts, ends)
+        yield place, file, group, near
 
 
-def _rows_within(spans: Spans, near: list[_DocumentCandidates], samples: Numbers) -> int:
+def _rows_within(sources: Sources, spans: Spans, samples: Numbers) -> int:
     """Return how many rows have few enough ranges together, or one, found before any is made: a
     row of millions of tokens may have millions of documents.
 
     Raises: LimitExceeded if the first row has too many.
     """
     counts = np.ones_like(spans.shard)
-    for one in near:
-        counts[one.spans] = one.ranges_max
+    for place, file, group, near in _groups(sources, spans):
+        if near is not None:
+            # One for each document, and for what is before, between and behind them.
+            has_all = sources.documents[place].of_file(file).have_all_tokens
+            counts[group] = near.counts if has_all else 2 * near.counts + 1
     row_ends = np.cumsum(counts)[spans.first_span[1:] - 1]
     if len(spans) and row_ends[0] > RANGES_MAX:
         problem = f"sample {samples[0]} has {row_ends[0]} ranges of tokens, above the limit"
@@ -166,47 +127,25 @@ def _rows_within(spans: Spans, near: list[_DocumentCandidates], samples: Numbers
     return max(int(np.searchsorted(row_ends, PAGE_RANGES, side="right")), min(1, len(spans)))
 
 
-def _parts(spans: Spans, near: list[_DocumentCandidates]) -> Parts:
-    """Return spans, cut at documents.  near: of these spans, and perhaps of others behind them."""
+def _ranges_of_rows(sources: Sources, spans: Spans) -> list[list[_Range]]:
+    """Return the ranges of each row, in order, cut at documents where these are known."""
+    found: list[_Range] = []
     ends = spans.token_offset + spans.token_count
-    is_cut = np.zeros(spans.shard.size, dtype=np.bool_)
-    parts = []
-    for group, documents, of_group in near:
-        own = group[: np.searchsorted(group, spans.shard.size)]
-        is_cut[own] = True
-        within = Candidates(*(column[: own.size] for column in of_group))
-        found = cut(documents, spans.token_offset[own], ends[own], within)
-        parts.append(found._replace(span=own[found.span]))
-    others = np.flatnonzero(~is_cut)
-    whole = Parts(others, spans.token_offset[others], ends[others], np.full(others.size, -1))
-    joined = [np.concatenate(columns) for columns in zip(*parts, whole, strict=True)]
-    ascending = np.lexsort((joined[1], joined[0]))
-    return Parts(*(column[ascending] for column in joined))
-
-
-def _documents(sources: Sources, spans: Spans, parts: Parts) -> list[_Range]:
-    """Return each part as in an answer."""
-    source, file = spans.source[parts.span], spans.shard[parts.span]
-    found: dict[tuple[int, int, int], Document] = {}
-    groups = np.unique(np.stack([source, file, parts.of], axis=1)[parts.of >= 0], axis=0)
-    borders = np.flatnonzero((np.diff(groups[:, :2], axis=0) != 0).any(axis=1)) + 1
-    for group in np.split(groups, borders):
-        if group.size:
-            place = int(group[0, 0]), int(group[0, 1])
-            numbers = group[:, 2].tolist()
-            documents = sources.documents[place[0]].described(place[1], numbers)
-            found |= {(*place, n): one for n, one in zip(numbers, documents, strict=True)}
-    ranges = []
-    columns = (source, file, parts.of, parts.first_token, parts.end_token)
-    for where, of_file, number, first, end in zip(*(c.tolist() for c in columns), strict=True):
-        document = found.get((where, of_file, number))
-        message = range_message(of_file, first, end, document)
-        ranges.append(_Range(message, (where, of_file), document.id if document else ""))
-    return ranges
-
-
-def _ranges_of_rows(spans: Spans, parts: Parts) -> Iterator[range]:
-    """Yield which parts each row has."""
-    borders = np.searchsorted(parts.span, spans.first_span).tolist()
-    for first, end in pairwise(borders):
-        yield range(first, end)
+    for place, file, group, near in _groups(sources, spans):
+        columns = group, spans.token_offset[group], ends[group], np.full(group.size, -1)
+        described = {}
+        if near is not None:
+            documents = sources.documents[place]
+            parts = cut(documents.of_file(file), spans.token_offset[group], ends[group], near)
+            columns = group[parts.span], parts.first_token, parts.end_token, parts.of
+            numbers = np.unique(parts.of[parts.of >= 0]).tolist()
+            described = dict(zip(numbers, documents.described(file, numbers), strict=True))
+        for span, first, end, number in zip(*(one.tolist() for one in columns), strict=True):
+            message = range_message(file, first, end, described.get(number))
+            found.append(_Range(span, first, message))
+    found.sort(key=lambda one: one[:2])
+    rows: list[list[_Range]] = [[] for _ in range(len(spans))]
+    row_of = spans.row_of_span.tolist()
+    for one in found:
+        rows[row_of[one.span]].append(one)
+    return rows

@@ -1,4 +1,6 @@
-"""Spans of rows, compared with ranges of tokens: cut at documents, or searched for some tokens."""
+"""Ranges of numbers; and spans of rows, compared with ranges of tokens: cut at documents, or
+searched for some tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,52 @@ from tokenfeed.sampling.packing import ranges
 from .documents import FileDocuments
 
 Numbers = npt.NDArray[np.int64]
+
+
+class NumberRanges(NamedTuple):
+    """Samples, or places, in ranges: int64[n] each.
+
+    firsts, lasts: the first and the last number of each range; they ascend, and do not overlap.
+    before: how many numbers all ranges before each one have.
+    """
+
+    firsts: Numbers
+    lasts: Numbers
+    before: Numbers
+
+    @classmethod
+    def of(cls, firsts: Numbers, lasts: Numbers) -> NumberRanges:
+        """Take ranges with a number in each."""
+        counts = np.cumsum(lasts[:-1] - firsts[:-1] + 1)
+        return cls(firsts, lasts, np.concatenate([np.zeros(min(1, firsts.size), np.int64), counts]))
+
+    @classmethod
+    def merged(cls, firsts: Numbers, ends: Numbers) -> NumberRanges:
+        """Take ranges [first, end) that ascend by both, and may overlap or be empty."""
+        firsts = np.maximum(firsts, np.concatenate([firsts[:1], ends[:-1]]))
+        some = ends > firsts
+        return cls.of(firsts[some], ends[some] - 1)
+
+    @property
+    def total(self) -> int:
+        """How many numbers there are; may be 2^63."""
+        if not self.firsts.size:
+            return 0
+        return int(self.before[-1]) + int(self.lasts[-1]) - int(self.firsts[-1]) + 1
+
+    def at(self, indices: Numbers) -> Numbers:
+        """Return the numbers of some indices among these: int64[n], each in [0, total)."""
+        index = np.searchsorted(self.before, indices, side="right") - 1
+        found: Numbers = self.firsts[index] + (indices - self.before[index])
+        return found
+
+    def have(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
+        """Return whether each of some numbers is one of these: bool[n]."""
+        if not self.firsts.size:
+            return np.zeros(numbers.size, dtype=np.bool_)
+        near = np.minimum(np.searchsorted(self.lasts, numbers), self.lasts.size - 1)
+        found: npt.NDArray[np.bool_] = self.firsts[near] <= numbers
+        return found & (numbers <= self.lasts[near])
 
 
 class Parts(NamedTuple):

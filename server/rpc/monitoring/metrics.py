@@ -7,6 +7,7 @@ orders that are served, statuses, kinds of errors; never a path, an address or a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -216,52 +217,41 @@ def _streams(counts: dict[Labels, FrameCounts]) -> Iterator[Metric]:
         _BY_ORDER,
         {labels: each.open for labels, each in counts.items()},
     )
-    for name, what, values in (
-        ("streams_opened", "Streams that began.", {k: each.opened for k, each in counts.items()}),
-        ("frames_sent", "Frames sent.", {k: each.frames for k, each in counts.items()}),
-        (
-            "frame_bytes_sent",
-            "Bytes of the frames sent.",
-            {k: each.frame_bytes for k, each in counts.items()},
-        ),
+    for name, what, field in (
+        ("streams_opened", "Streams that began.", "opened"),
+        ("frames_sent", "Frames sent.", "frames"),
+        ("frame_bytes_sent", "Bytes of the frames sent.", "frame_bytes"),
     ):
+        values = {labels: getattr(each, field) for labels, each in counts.items()}
         yield _counter(f"tokenfeed_{name}", what, _BY_ORDER, values)
-    for name, what, histograms in (
-        (
-            "frame_make",
-            "Time to make a frame: until its turn, to read it and to encode it.",
-            {k: each.make_seconds for k, each in counts.items()},
-        ),
-        (
-            "frame_send",
-            "Time that a frame waited until its client took it.",
-            {k: each.send_seconds for k, each in counts.items()},
-        ),
-        (
-            "first_frame",
-            "Time from the first request of a stream to its first frame.",
-            {k: each.first_seconds for k, each in counts.items()},
-        ),
+    for name, what in (
+        ("make", "Time to make a frame: until its turn, to read it and to encode it."),
+        ("send", "Time that a frame waited until its client took it."),
+        ("first", "Time from the first request of a stream to its first frame."),
     ):
-        yield _histogram(f"tokenfeed_{name}_seconds", what, histograms)
+        histograms = {k: getattr(each, f"{name}_seconds") for k, each in counts.items()}
+        of = "first_frame" if name == "first" else f"frame_{name}"
+        yield _histogram(f"tokenfeed_{of}_seconds", what, histograms)
 
 
 Values = Mapping[Any, float]
 """By the values of the labels, a tuple."""
 
 
-def _gauge(name: str, what: str, labels: tuple[str, ...], values: Values) -> Metric:
-    found = GaugeMetricFamily(name, what, labels=labels)
+def _family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    what: str,
+    labels: tuple[str, ...],
+    values: Values,
+) -> Metric:
+    found = kind(name, what, labels=labels)
     for key, value in values.items():
         found.add_metric(key, value)
     return found
 
 
-def _counter(name: str, what: str, labels: tuple[str, ...], values: Values) -> Metric:
-    found = CounterMetricFamily(name, what, labels=labels)
-    for key, value in values.items():
-        found.add_metric(key, value)
-    return found
+_gauge, _counter = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
 
 
 def _histogram(name: str, what: str, histograms: dict[Labels, Histogram]) -> Metric:

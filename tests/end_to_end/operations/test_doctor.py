@@ -29,7 +29,8 @@ from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.errors import TokenfeedError
 from tokenfeed.tools.__main__ import main
 from tokenfeed.tools.doctor.address import Server
-from tokenfeed.tools.doctor.speed import Reader
+from tokenfeed.tools.doctor.network import Connection
+from tokenfeed.tools.doctor.speed import read_rows
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 needs_namespaces = pytest.mark.skipif(
@@ -210,7 +211,10 @@ def test_a_replica_of_a_name_is_read_under_that_name(
 
     def read(authority: str | None) -> None:
         address = Server("", server.address, authority, "", 0, ())
-        Reader(address, credentials, described, "train", 5.0, batches=1).read()
+        connection = Connection("", 0.0)
+        read_rows(
+            address, connection, credentials, described, "train", seconds=0, timeout_seconds=5.0
+        )
 
     read("elsewhere.example.org")
     with pytest.raises(TokenfeedError, match="Hostname mismatch"):

@@ -6,7 +6,7 @@ Pure: a status goes in, a judgement comes out. The server makes a page of it, `t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
@@ -130,15 +130,21 @@ def _of_run(run: Run, members: Iterable[StreamJudgement], cold: set[str]) -> Ite
         by_state[member.state].append(member.status)
     usual = usual_sample([stream for streams in by_state.values() for stream in streams])
     for state, streams in by_state.items():
-        if state is State.BEHIND:
-            text = _behind(streams, usual)
-        elif state in _SENTENCES:
-            text = _SENTENCES[state](streams)
-        else:
+        if state not in _SENTENCES:
             continue
+        one, several, text = _SENTENCES[state]
+        last = min(streams, key=lambda stream: stream.next_sample)
+        longest = last if state is State.BEHIND else max(streams, key=lambda one: one.idle_seconds)
+        text = text.format(
+            idle=words.duration(longest.idle_seconds),
+            waits=words.share(min(stream.waits_for_server for stream in streams)),
+            sample=last.next_sample,
+            batches=(usual - last.next_sample) // max(1, last.batch_size * last.world_size),
+        )
         if state in (State.UNSERVED, State.STARVED):
             text = f"{text} {_why(streams, cold)}"
-        yield Point(state.level, f"{_who(run, streams)} {text}")
+        verb = one if len(streams) == 1 else several
+        yield Point(state.level, f"{_who(run, streams)} {verb} {text}")
 
 
 def _who(run: Run, streams: Sequence[pb.StreamStatus]) -> str:
@@ -150,29 +156,6 @@ def _who(run: Run, streams: Sequence[pb.StreamStatus]) -> str:
     return who if len(streams) == 1 else f"{who},"
 
 
-def _longest(streams: Iterable[pb.StreamStatus]) -> str:
-    return words.duration(max(stream.idle_seconds for stream in streams))
-
-
-def _stalled(streams: Sequence[pb.StreamStatus]) -> str:
-    verb = "does" if len(streams) == 1 else "do"
-    return (
-        f"{verb} not read: a frame has been ready for {_longest(streams)}. "
-        "The trainer hangs, or its network."
-    )
-
-
-def _unserved(streams: Sequence[pb.StreamStatus]) -> str:
-    verb = "has" if len(streams) == 1 else "have"
-    return f"{verb} waited {_longest(streams)} for a frame."
-
-
-def _starved(streams: Sequence[pb.StreamStatus]) -> str:
-    verb = "waits" if len(streams) == 1 else "wait"
-    least = min(stream.waits_for_server for stream in streams)
-    return f"{verb} for the server {words.share(least)} of the time."
-
-
 def _why(streams: Iterable[pb.StreamStatus], cold: set[str]) -> str:
     names = {
         words.printable(name) for stream in streams for name in stream.datasets if name in cold
@@ -182,30 +165,25 @@ def _why(streams: Iterable[pb.StreamStatus], cold: set[str]) -> str:
     return "The server makes frames no faster: it is busy, or its storage is slow."
 
 
-def _silent(streams: Sequence[pb.StreamStatus]) -> str:
-    verb = "has" if len(streams) == 1 else "have"
-    return (
-        f"{verb} asked for nothing for {_longest(streams)}, longer than the rows last that it was "
-        "sent. The trainer was killed, or hangs."
-    )
-
-
-def _behind(streams: Sequence[pb.StreamStatus], usual: int) -> str:
-    verb = "is" if len(streams) == 1 else "are"
-    last = min(streams, key=lambda stream: stream.next_sample)
-    batches = (usual - last.next_sample) // max(1, last.batch_size * last.world_size)
-    return (
-        f"{verb} at sample {last.next_sample:,}, {batches:,} batches behind most of this run, and "
-        f"got rows {words.duration(last.idle_seconds)} ago. The trainer hangs, or began elsewhere."
-    )
-
-
-_SENTENCES: dict[State, Callable[[Sequence[pb.StreamStatus]], str]] = {
-    State.STALLED: _stalled,
-    State.UNSERVED: _unserved,
-    State.STARVED: _starved,
-    State.SILENT: _silent,
+_SENTENCES = {
+    State.STALLED: (
+        *("does", "do"),
+        "not read: a frame has been ready for {idle}. The trainer hangs, or its network.",
+    ),
+    State.UNSERVED: ("has", "have", "waited {idle} for a frame."),
+    State.STARVED: ("waits", "wait", "for the server {waits} of the time."),
+    State.SILENT: (
+        *("has", "have"),
+        "asked for nothing for {idle}, longer than the rows last that it was sent. The trainer was "
+        "killed, or hangs.",
+    ),
+    State.BEHIND: (
+        *("is", "are"),
+        "at sample {sample:,}, {batches:,} batches behind most of this run, and got rows {idle} "
+        "ago. The trainer hangs, or began elsewhere.",
+    ),
 }
+"""What is said of streams in a state: the verb of one, that of several, and the rest."""
 
 
 def _missing(run: Run, members: Sequence[StreamJudgement]) -> Iterator[Point]:

@@ -16,11 +16,11 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .address import Server, resolve, shown, unresolved
 from .findings import Diagnosis, Finding
-from .network import Connection, connect
+from .network import connect
 from .proxy import explained
 from .report import ServerReport
 from .rpc import Answer, ask, refused
-from .speed import Load, Reader, load, slowness
+from .speed import Load, read_rows, slowness
 from .tls import check_plaintext, check_tls
 
 _DATASETS_MAX = 16
@@ -40,50 +40,38 @@ class Settings:
     tokens_per_second: float
 
 
-@dataclass(slots=True)
-class Probe:
-    """A server, what the report has of it, and its answer if all layers up to it work."""
-
-    server: Server
-    report: ServerReport
-    connection: Connection | None = None
-    answer: Answer | None = None
-
-
-def servers_of(target: str, settings: Settings) -> list[Server] | Probe:
+def servers_of(target: str, settings: Settings) -> list[Server] | ServerReport:
     """Return the servers of a target; or, if its name is not known, what the report has of it."""
     try:
         return resolve(target, settings.timeout_seconds)
     except Diagnosis as diagnosis:
-        unknown = unresolved(target)
-        finding = explained(
-            diagnosis.finding, unknown, settings.environment, settings.timeout_seconds
+        return ServerReport(
+            target, findings=[_explained(diagnosis.finding, unresolved(target), settings)]
         )
-        return Probe(unknown, ServerReport(target, findings=[finding]))
 
 
-def examine(server: Server, settings: Settings) -> Probe:
+def examine(server: Server, settings: Settings) -> ServerReport:
     """Examine a server up to its answer to Describe."""
-    probe = Probe(server, ServerReport(server.name))
+    report = ServerReport(server.name, server=server)
     try:
-        _examine(probe, settings)
+        _examine(server, report, settings)
     except Diagnosis as diagnosis:
-        probe.report.findings.append(diagnosis.finding)
-    return probe
+        report.findings.append(diagnosis.finding)
+    return report
 
 
-def _examine(probe: Probe, settings: Settings) -> None:
-    server, report = probe.server, probe.report
+def _explained(finding: Finding, server: Server, settings: Settings) -> Finding:
+    return explained(finding, server, settings.environment, settings.timeout_seconds)
+
+
+def _examine(server: Server, report: ServerReport, settings: Settings) -> None:
     if not isinstance(server.places, str):
         addresses = [shown(place) for place in server.places]
         report.add("address", ", ".join(addresses), addresses=addresses)
     try:
         connection = connect(server, settings.timeout_seconds)
     except Diagnosis as diagnosis:
-        finding = explained(
-            diagnosis.finding, server, settings.environment, settings.timeout_seconds
-        )
-        raise Diagnosis(finding) from None
+        raise Diagnosis(_explained(diagnosis.finding, server, settings)) from None
     place = connection.place
     report.add(
         "connects",
@@ -97,84 +85,56 @@ def _examine(probe: Probe, settings: Settings) -> None:
         certificate = check_tls(server, place, settings.credentials, settings.timeout_seconds)
         report.add("speaks", f"TLS; {certificate or 'its certificate is accepted'}")
     try:
-        channel = _channel(server, settings, 0)
+        channel = Channel(server.target, 0, settings.credentials, server.authority)
     except TokenfeedError as error:
         raise Diagnosis(refused(server, settings.credentials, error)) from None
     with closing(channel):
-        answer = ask(channel, server, settings.credentials, settings.timeout_seconds)
-    probe.connection, probe.answer = connection, answer
-    _show_answer(report, answer)
+        report.answer = ask(channel, server, settings.credentials, settings.timeout_seconds)
+    report.connection = connection
+    _show_answer(report, report.answer)
 
 
-def read(probe: Probe, settings: Settings) -> None:
+def read(report: ServerReport, settings: Settings) -> None:
     """Read a batch of each dataset of a server that answers, and measure the speed of one."""
-    answer, connection = probe.answer, probe.connection
-    if answer is None or connection is None:
+    server, connection, answer = report.server, report.connection, report.answer
+    if server is None or connection is None or answer is None:
         return
-    server, report = probe.server, probe.report
-    dataset = ""
-    try:
-        for dataset in _readable(answer.described):
-            _reader(server, answer, dataset, settings, batches=1).read()
-        dataset = settings.dataset or _largest(answer.described)
-        if settings.dataset and all(dataset != each.name for each in answer.described.datasets):
-            raise NotFound("--dataset", f"{dataset!r} is not served")
-        if settings.seconds == 0 or dataset not in _readable(answer.described, None):
-            return
-        _measure(probe, answer, connection, dataset, settings)
-    except TokenfeedError as error:
-        report.findings.append(refused(server, settings.credentials, error, dataset))
+    described, dataset = answer.described, ""
 
-
-def _measure(
-    probe: Probe, answer: Answer, connection: Connection, dataset: str, settings: Settings
-) -> None:
-    """Measure how fast rows of a dataset arrive; on two connections too, if that is too slow."""
-    alone = _load(probe.server, answer, connection, dataset, settings, 1)
-    probe.report.add(
-        "speed",
-        f"{alone.tokens_per_second / 1e6:.1f} million tokens/s of {dataset} "
-        f"({alone.mbit_per_second:.0f} Mbit/s), first rows after {1000 * alone.first_seconds:.0f} "
-        "ms",
-        tokens_per_second=alone.tokens_per_second,
-        mbit_per_second=alone.mbit_per_second,
-        first_rows_seconds=alone.first_seconds,
-    )
-    if alone.tokens_per_second < settings.tokens_per_second:
-        together = _load(probe.server, answer, connection, dataset, settings, 2)
-        finding = slowness(
-            probe.server.name, alone, together, connection.seconds, settings.tokens_per_second
-        )
-        probe.report.findings.append(finding)
-
-
-def _load(
-    server: Server,
-    answer: Answer,
-    connection: Connection,
-    dataset: str,
-    settings: Settings,
-    reader_count: int,
-) -> Load:
-    # Each on a connection of its own.
-    readers = [_reader(server, answer, dataset, settings) for _ in range(reader_count)]
-    with closing(_channel(server, settings, 1)) as channel:
-        return load(
-            readers,
-            channel,
-            connection.place,
-            seconds=settings.seconds,
+    def rows_of(name: str, seconds: float) -> Load:
+        return read_rows(
+            server,
+            connection,
+            settings.credentials,
+            described,
+            name,
+            seconds=seconds,
             timeout_seconds=settings.timeout_seconds,
         )
 
-
-def _reader(
-    server: Server, answer: Answer, dataset: str, settings: Settings, **batches: int
-) -> Reader:
-    timeout_seconds = settings.timeout_seconds
-    return Reader(
-        server, settings.credentials, answer.described, dataset, timeout_seconds, **batches
+    try:
+        for dataset in _readable(described)[:_DATASETS_MAX]:
+            rows_of(dataset, 0.0)
+        dataset = settings.dataset or _largest(described)
+        if settings.dataset and all(dataset != each.name for each in described.datasets):
+            raise NotFound("--dataset", f"{dataset!r} is not served")
+        if settings.seconds == 0 or dataset not in _readable(described):
+            return
+        load = rows_of(dataset, settings.seconds)
+    except TokenfeedError as error:
+        report.findings.append(refused(server, settings.credentials, error, dataset))
+        return
+    report.add(
+        "speed",
+        f"{load.tokens_per_second / 1e6:.1f} million tokens/s of {dataset} "
+        f"({load.mbit_per_second:.0f} Mbit/s), first rows after {1000 * load.first_seconds:.0f} ms",
+        tokens_per_second=load.tokens_per_second,
+        mbit_per_second=load.mbit_per_second,
+        first_rows_seconds=load.first_seconds,
     )
+    if load.tokens_per_second < settings.tokens_per_second:
+        needed = settings.tokens_per_second
+        report.findings.append(slowness(server.name, load, connection.seconds, needed))
 
 
 def _show_answer(report: ServerReport, answer: Answer) -> None:
@@ -201,14 +161,9 @@ def _show_answer(report: ServerReport, answer: Answer) -> None:
     }
 
 
-def _channel(server: Server, settings: Settings, generation: int) -> Channel:
-    return Channel(server.target, generation, settings.credentials, server.authority)
-
-
-def _readable(described: pb.DescribeResponse, limit: int | None = _DATASETS_MAX) -> list[str]:
+def _readable(described: pb.DescribeResponse) -> list[str]:
     """Return the names of the datasets that have a row of one token."""
-    datasets = described.datasets[:limit]
-    return [dataset.name for dataset in datasets if dataset.longest_file_tokens > 1]
+    return [each.name for each in described.datasets if each.longest_file_tokens > 1]
 
 
 def _largest(described: pb.DescribeResponse) -> str:

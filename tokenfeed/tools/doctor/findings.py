@@ -38,9 +38,6 @@ EXIT_CODES = {
     "dataset-refused": 16,
     "clock-differs": 17,
     "slow-line": 18,
-    "slow-connection": 18,
-    "slow-server": 18,
-    "slow-trainer": 18,
     "slow": 18,
 }
 """Exit code of each kind of problem, by its layer. docs/operate.md has them too."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .address import Server
 from .findings import Finding, exit_code
-
-_INDENT = " " * 13
+from .network import Connection
+from .rpc import Answer
 
 
 @dataclass(slots=True)
@@ -16,13 +17,17 @@ class ServerReport:
     """What is known of one server, or of this machine.
 
     name: as it is shown.  lines: label and text of what is known about it, layer by layer; a layer
-    that failed has a finding instead.  facts: the same for programs.
+    that failed has a finding instead.  facts: the same for programs.  server, connection, answer:
+    what it is examined by, as far as the layers work.
     """
 
     name: str
     lines: list[tuple[str, str]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    server: Server | None = None
+    connection: Connection | None = None
+    answer: Answer | None = None
 
     def add(self, label: str, text: str, **facts: object) -> None:
         """Add what is known of a layer."""

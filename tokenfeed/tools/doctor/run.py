@@ -22,8 +22,8 @@ from tokenfeed.client.transport.credentials import Credentials, with_environment
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.wire.request import CONTRACT_REVISION
 
-from .address import Server, unresolved
-from .examination import Probe, Settings, examine, read, servers_of, stuck
+from .address import Server
+from .examination import Settings, examine, read, servers_of, stuck
 from .findings import Finding, exit_code
 from .proxy import proxy_for
 from .replicas import compare
@@ -127,28 +127,27 @@ def _examine_all(targets: Sequence[str], settings: Settings) -> list[ServerRepor
     """Examine all servers at once, compare those that answer, and read from one after another."""
     limit_seconds = _STEPS * settings.timeout_seconds
     resolving = [partial(servers_of, target, settings) for target in targets]
-    servers: list[Server | Probe] = []
+    servers: list[Server | ServerReport] = []
     for target, found in zip(targets, _at_once(resolving, limit_seconds), strict=True):
-        stuck_one = _stuck(unresolved(target), limit_seconds)
-        servers += found if isinstance(found, list) else [found or stuck_one]
+        servers += found if isinstance(found, list) else [found or _stuck(target, limit_seconds)]
     examining = [partial(examine, one, settings) for one in servers if isinstance(one, Server)]
     results = iter(_at_once(examining, limit_seconds))
-    probe = [
-        one if isinstance(one, Probe) else next(results) or _stuck(one, limit_seconds)
+    reports = [
+        one if isinstance(one, ServerReport) else next(results) or _stuck(one.name, limit_seconds)
         for one in servers
     ]
-    answers = {one.server.name: one.answer for one in probe if one.answer is not None}
+    answers = {one.name: one.answer for one in reports if one.answer is not None}
     for finding in compare(answers):
-        for one in probe:
-            if one.server.name == finding.server:
-                one.report.findings.append(finding)
-    for one in probe:
+        for one in reports:
+            if one.name == finding.server:
+                one.findings.append(finding)
+    for one in reports:
         read(one, settings)
-    return [one.report for one in probe]
+    return reports
 
 
-def _stuck(server: Server, limit_seconds: float) -> Probe:
-    return Probe(server, ServerReport(server.name, findings=[stuck(server.name, limit_seconds)]))
+def _stuck(name: str, limit_seconds: float) -> ServerReport:
+    return ServerReport(name, findings=[stuck(name, limit_seconds)])
 
 
 def _at_once(

@@ -1,6 +1,5 @@
 """tokenfeed explain, find and manifest: what a run has seen.
 
-options.py      their options
 run_context.py  the run that they are asked about: known by its checkpoint, or assumed
 explain.py      where the rows of a step come from, and what they say
 selection.py    which rows these are
@@ -13,8 +12,7 @@ words.py        names, ranges and errors as they are printed
 checkpoint.py   the states in a checkpoint of any kind (files/), without running its code
 runs.py         steps, ranks and rows <-> samples
 usage.py        what a run has consumed
-queries.py      the calls to servers
-corpora.py      the datasets, and whether they are those of the run
-matches.py      the rows that hold some tokens
+target.py       what is asked: its datasets, and the calls to servers
+epochs.py       where epochs of a source end
 rows.py         the tokens of rows
 """

@@ -16,13 +16,12 @@ from tokenfeed.stream.position import require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..top.screen import encodable
-from .options import ROWS_END
-from .queries import Provenance, locate_pages, open_provenance
 from .rows import Tokens, read_rows
-from .run_context import RunContext, read_run
+from .run_context import ROWS_END, RunContext, read_run
 from .runs import Segment
-from .selection import RowChoice, Selection, consecutive, selected
-from .words import DELETED, counted, escaped, printable_errors, span
+from .selection import Selection, consecutive, selected
+from .target import Target
+from .words import DELETED, counted, escaped, pairs, printable_errors, span
 
 REDACTED = "[redacted]"
 """What is printed in place of tokens."""
@@ -38,67 +37,50 @@ def run_explain(arguments: argparse.Namespace) -> None:
     require_stdout()
     require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     decode = None if arguments.tokenizer is None else decoder(arguments.tokenizer)
-    with printable_errors():
-        context = read_run(arguments)
+    with printable_errors(), closing(Target(arguments.target)) as target:
+        context = read_run(arguments, target)
         chosen = selected(context, arguments)
-        with closing(open_provenance(arguments.target)) as provenance:
-            explained = _explained(context, chosen, provenance, arguments.target, decode)
-            if arguments.json:
-                print(json.dumps(_plain(context, chosen, list(explained))))
-                return
-            print(encodable(f"{chosen.title}, {context.words}"))
-            for record in explained:
-                print(encodable("\n".join(_lines(record))))
+        explained = _explained(context, chosen, decode)
+        if arguments.json:
+            print(json.dumps(_plain(context, chosen, list(explained))))
+            return
+        print(encodable(f"{chosen.title}, {context.words}"))
+        for record in explained:
+            print(encodable("\n".join(_lines(record))))
     if chosen.left_out:
         print(f"{counted(chosen.left_out, 'row')} left out; --rows-max prints more")
 
 
 def _explained(
-    context: RunContext,
-    chosen: Selection,
-    provenance: Provenance,
-    target: str,
-    decode: Decode | None,
+    context: RunContext, chosen: Selection, decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each row, in order."""
     for group in consecutive(chosen.rows):
-        if group[0].is_padding:
-            yield from (_begun(row) for row in group)
+        if "is_padding" in group[0]:
+            yield from group
             continue
         rows = iter(group)
-        first, end = group[0].sample, group[-1].sample + 1
-        for segment in context.corpora.segments(context.stream, first, end):
-            described = context.corpora.described(segment.stream)
+        first, end = group[0]["sample"], group[-1]["sample"] + 1
+        for segment in context.target.segments(context.stream, first, end):
+            described = context.target.described(segment.stream)
             names = {
                 number: dataset.name
                 for number, dataset in zip(segment.stream.numbers, described, strict=True)
             }
             # In this order: the end of a segment must not take a row away.
-            records = _of_segment(segment, provenance, names, target, decode)
+            records = _of_segment(segment, names, context.target, decode)
             for record, row in zip(records, rows, strict=False):
-                yield _begun(row) | record
-
-
-def _begun(row: RowChoice) -> dict[str, Any]:
-    """Return what is known of a row without asking."""
-    begun: dict[str, Any] = {"rank": row.rank, "row": row.row}
-    if row.is_padding:
-        return begun | {"is_padding": True}
-    return begun | {"sample": row.sample}
+                yield row | record
 
 
 def _of_segment(
-    segment: Segment,
-    provenance: Provenance,
-    names: dict[int, str],
-    target: str,
-    decode: Decode | None,
+    segment: Segment, names: dict[int, str], target: Target, decode: Decode | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each row of a segment.  names: of datasets, by the number of the source."""
     rows: Iterator[Tokens | None] = repeat(None)
     if decode is not None:
-        rows = read_rows(target, segment)
-    for page in locate_pages(provenance, segment):
+        rows = read_rows(target.target, segment)
+    for page in target.locate_pages(segment):
         files = {(file.source, file.file): file.name for file in page.files}
         for row in page.rows:
             record: dict[str, Any] = {
@@ -107,8 +89,8 @@ def _of_segment(
                 "epoch": row.epoch if row.HasField("epoch") else None,
                 "ranges": [_range(row, each, files) for each in row.ranges],
                 "padding_tokens": row.padding_tokens,
-                "redacted": [[each.first_token, each.end_token] for each in row.redacted],
-                "deleted": [[each.first_token, each.end_token] for each in row.deleted],
+                "redacted": pairs(row.redacted),
+                "deleted": pairs(row.deleted),
                 "is_deleted": bool(row.deleted),
             }
             tokens = next(rows)
@@ -166,8 +148,7 @@ def _decoded(
 def _plain(context: RunContext, chosen: Selection, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all of it as plain values."""
     stream, run = context.stream, chosen.run
-    own = [row.sample for row in chosen.rows if not row.is_padding]
-    stages = dict.fromkeys(map(stream.place_of, own))
+    stages = {stream.place_of(row["sample"]): None for row in chosen.rows if "sample" in row}
     return {
         **context.plain,
         "is_assumed": context.is_assumed,

@@ -8,34 +8,31 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.client.feed.history import History
 from tokenfeed.client.runtime.arguments import text
 from tokenfeed.commands.output import require_stdout
-from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.errors import InvalidRequest, StreamMismatch, TokenfeedError, listed
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..top.screen import encodable
-from .matches import (
-    MatchPage,
-    RowMatch,
-    RunRecord,
-    When,
-    end_of_epoch,
-    epochs_between,
-    find_rows,
-    numbers_of,
-)
-from .options import ROWS_END
+from .epochs import end_of_epoch, epochs_between
 from .progress import Progress
-from .queries import open_provenance
-from .run_context import RunContext, read_run
-from .runs import future
-from .words import DELETED, counted, escaped, printable_errors, span, step_place
+from .run_context import ROWS_END, RunContext, read_run
+from .runs import Segment, future, places_of, segments
+from .target import Target
+from .words import DELETED, counted, escaped, pairs, printable_errors, span, step_place
 
+Numbers = npt.NDArray[np.int64]
+
+WHEN = SEEN, SKIPPED, UNKNOWN, TO_COME = "seen", "skipped", "unknown", "to come"
+"""What a run has done with a row."""
 _LOOKED_FOR_SHOWN = 20
 _SPANS_SHOWN = 8
 _NUMBER_END = 1 << 63
@@ -48,18 +45,11 @@ def run_find(arguments: argparse.Namespace) -> None:
     require_stdout()
     require_range("rows_max", arguments.rows_max, 1, ROWS_END)
     what = _what(arguments)
-    with printable_errors():
-        context = read_run(arguments)
-        numbers = numbers_of(context.stream, context.corpora, text("dataset", arguments.dataset))
-        run = _known(context, arguments, numbers)
-        with closing(open_provenance(arguments.target)) as provenance:
-            pages = find_rows(run, numbers, context.corpora, provenance, what)
-            with _as_typed(what):
-                result = _collected(pages, len(run.samples), arguments.rows_max)
-        if arguments.json:
-            print(json.dumps(_plain(context, run, result)))
-        else:
-            print(encodable("\n".join(_lines(context, run, result))))
+    with printable_errors(), closing(Target(arguments.target)) as target:
+        context = read_run(arguments, target)
+        numbers = _numbers_of(context, text("dataset", arguments.dataset))
+        found = _found(context, arguments, numbers, what)
+    print(json.dumps(found) if arguments.json else encodable("\n".join(_lines(found))))
 
 
 def _what(arguments: argparse.Namespace) -> pb.FindRequest:
@@ -107,187 +97,239 @@ def _as_typed(what: pb.FindRequest) -> Iterator[None]:
         raise TokenfeedError(names.get(error.subject, error.subject), error.problem) from None
 
 
-def _known(context: RunContext, arguments: argparse.Namespace, numbers: Sequence[int]) -> RunRecord:
-    """Return what the run has read, and where to stop to look.  Raises: TokenfeedError.
+def _numbers_of(context: RunContext, dataset: str) -> list[int]:
+    """Return the numbers of the sources that read a dataset.
 
-    numbers: of the sources that are looked through.
+    dataset: is its name, in the run or at the target; "" if there is only one.
+    Raises: InvalidRequest if it is none or has to be named.
     """
-    if arguments.end_sample is not None and arguments.epochs is not None:
+    names = sorted({source.dataset for source in context.stream.sources})
+    if not dataset and len(names) > 1:
+        raise InvalidRequest("dataset", f"has to name one of the sources: {', '.join(names)}")
+    own = [
+        source.number
+        for source in context.stream.sources
+        if dataset in ("", source.dataset) or dataset == context.target.name_of(source)
+    ]
+    if not own:
+        problem = f"{dataset!r} is not read by this run, only {listed(names)}"
+        raise InvalidRequest("dataset", problem)
+    return own
+
+
+def _end_sample(context: RunContext, arguments: argparse.Namespace, numbers: Sequence[int]) -> int:
+    """Return where to stop to look at what is still to come.  Raises: TokenfeedError.
+
+    numbers: are those of the sources that are looked through.
+    """
+    end_sample, epochs = arguments.end_sample, arguments.epochs
+    if end_sample is not None and epochs is not None:
         raise InvalidRequest("epochs", "is given together with --end-sample; pass one of them")
+    sample, stream, target = context.sample, context.stream, context.target
     # The one that is still read; a run may have left others.
-    ahead = context.stream.rest(context.sample).numbers
+    ahead = stream.rest(sample).numbers
     number = next((each for each in reversed(numbers) if each in ahead), None)
-    end_sample = arguments.end_sample
     if end_sample is not None:
         require_range("end_sample", end_sample, 1, SAMPLE_END)
-    else:
-        end_sample = _default_end(context, arguments, number)
-    end_sample = max(end_sample, context.sample)
-    _require_few_epochs(context, arguments, number, end_sample)
-    stream, history, coming = context.stream, context.history, None
+    elif epochs is not None:
+        require_range("epochs", epochs, 1, _NUMBER_END)
+    name = "epochs" if epochs is not None else "end_sample"
+    if end_sample is None and number is not None and sample < SAMPLE_END:
+        # By default the epochs that were begun.
+        end_sample = end_of_epoch(target, stream, number, epochs, sample)
+        if end_sample is None and (epochs is not None or context.is_assumed):
+            raise InvalidRequest(name, "the order random has no epochs; pass --end-sample")
+    end_sample = max(end_sample or sample, sample)
+    if number is not None and getattr(arguments, name) is not None:
+        ahead_epochs = epochs_between(target, stream, number, sample, end_sample)
+        if ahead_epochs > _EPOCHS_MAX:
+            problem = f"is {ahead_epochs:,} epochs of the dataset ahead, and each has the same"
+            raise InvalidRequest(name, f"{problem} tokens; the maximum is {_EPOCHS_MAX:,}")
+    return end_sample
+
+
+def _read_and_coming(
+    context: RunContext, arguments: argparse.Namespace
+) -> tuple[History, History | None]:
+    """Return what the run has read, and the batches to come; None if their steps are unknown."""
+    history, sizes = context.history, (arguments.batch_size, arguments.world_size)
     if context.is_assumed:
-        history, coming = History(), history if history.runs else None
-    elif (history.runs or (arguments.batch_size and arguments.world_size)) and (
-        context.sample < SAMPLE_END
-    ):
-        coming = future(
+        return History(), history if history.runs else None
+    if context.sample < SAMPLE_END and (history.runs or all(sizes)):
+        batch_size, world_size = sizes
+        return history, future(
             history,
             context.sample,
             context.stream,
-            batch_size=arguments.batch_size,
-            world_size=arguments.world_size,
+            batch_size=batch_size,
+            world_size=world_size,
         )
-    return RunRecord(history, context.is_complete, stream, context.sample, coming, end_sample)
+    return history, None
 
 
-def _default_end(context: RunContext, arguments: argparse.Namespace, number: int | None) -> int:
-    """Return where epochs of a source end; by default those that were begun.
+def _found(
+    context: RunContext,
+    arguments: argparse.Namespace,
+    numbers: Sequence[int],
+    what: pb.FindRequest,
+) -> dict[str, Any]:
+    """Return what was found, as plain values: the first rows, in the order of the run, and counts
+    of all rows, in bounded memory.
 
-    number: of the source; None if it is not read any more.
+    numbers: are those of the sources that are looked through.  what: names the tokens.
+    Raises: TokenfeedError; StreamMismatch if the target has another dataset of that name.
     """
-    epochs = arguments.epochs
-    if epochs is not None:
-        require_range("epochs", epochs, 1, _NUMBER_END)
-    if number is None or context.sample >= SAMPLE_END:
-        return context.sample
-    end = end_of_epoch(context.corpora, context.stream, number, epochs, context.sample)
-    if end is not None:
-        return end
-    if epochs is not None or context.is_assumed:
-        name = "epochs" if epochs is not None else "end_sample"
-        problem = "the order random has no epochs; pass --end-sample"
-        raise InvalidRequest(name, problem)
-    return context.sample
-
-
-def _require_few_epochs(
-    context: RunContext, arguments: argparse.Namespace, number: int | None, end_sample: int
-) -> None:
-    """Raise InvalidRequest if the rows would be found again in very many epochs to come."""
-    name = "end_sample" if arguments.end_sample is not None else "epochs"
-    if number is None or getattr(arguments, name) is None:
-        return
-    epochs = epochs_between(context.corpora, context.stream, number, context.sample, end_sample)
-    if epochs > _EPOCHS_MAX:
-        problem = f"is {epochs:,} epochs of the dataset ahead, and each has the same tokens"
-        raise InvalidRequest(name, f"{problem}; the maximum is {_EPOCHS_MAX:,}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """What was found.
-
-    rows: the first ones, in the order of the run.  left_out: others.  counts: rows of each kind.
-    times: how often seen rows were read, all together.
-    """
-
-    rows: list[RowMatch]
-    left_out: int
-    counts: Counter[When]
-    times: int
-    looked_for: Sequence[pb.LocatedRange]
-    files: dict[int, str] = field(default_factory=dict)
-
-
-def _collected(pages: Iterator[MatchPage], samples: int, rows_max: int) -> Result:
-    """Return the first rows of all pages, and counts of all rows, in bounded memory.
-
-    samples: how many are looked at.
-    """
-    rows: list[RowMatch] = []
-    counts: Counter[When] = Counter()
-    times = 0
-    looked_for: Sequence[pb.LocatedRange] = ()
-    files: dict[int, str] = {}
-    with Progress(samples) as progress:
-        for page in pages:
-            looked_for = page.looked_for
-            files.update((each.file, each.name) for each in page.files)
-            counts.update(row.when for row in page.rows)
-            times += sum(len(row.places) for row in page.rows if row.when is When.SEEN)
-            rows = heapq.nsmallest(rows_max, [*rows, *page.rows], key=lambda row: row.sample)
-            progress.show(page.done)
-    return Result(rows, counts.total() - len(rows), counts, times, looked_for, files)
-
-
-def _plain(context: RunContext, run: RunRecord, result: Result) -> dict[str, Any]:
+    end_sample, before = _end_sample(context, arguments, numbers), context.sample
+    histories = _read_and_coming(context, arguments)
+    # Of an incomplete history any sample may have been read. A request cannot name 2^63.
+    end = min(max(histories[0].end_sample, before, end_sample), SAMPLE_END - 1)
+    begin = context.stream.stages[0].first_sample
+    parts = _parts(context, numbers, begin, end)
+    rows: list[dict[str, Any]] = []
+    looked_for: list[dict[str, Any]] = []
+    counts, times = Counter(dict.fromkeys(WHEN, 0)), 0
+    with Progress(max(0, end - begin)) as progress, _as_typed(what):
+        for index, (segment, number) in enumerate(parts):
+            for page in context.target.find_pages(segment, number, what):
+                found = [*_rows(context, segment, number, page.rows, histories, end_sample)]
+                looked_for = [*_looked_for(page)]
+                counts.update(row["when"] for row in found)
+                times += sum(len(row["places"]) for row in found if row["when"] == SEEN)
+                rows = heapq.nsmallest(
+                    arguments.rows_max, [*rows, *found], key=itemgetter("sample")
+                )
+                is_last = not page.HasField("next_candidate")
+                share = 1.0 if is_last else page.next_candidate / max(1, page.candidates)
+                progress.show((index + share) / len(parts))
     return {
         **context.plain,
         "is_assumed": context.is_assumed,
-        "sample": run.sample,
-        "end_sample": run.end_sample,
-        "looked_for": [
-            {
-                "file": each.file,
-                "file_name": result.files.get(each.file, ""),
-                "tokens": [each.first_token, each.end_token],
-                "document": each.document.number if each.HasField("document") else None,
-                "id": each.document.id or None,
-            }
-            for each in result.looked_for
-        ],
-        "rows": [
-            {
-                "when": row.when.value,
-                "places": [
-                    {"step": step, "rank": rank, "row": number} for step, rank, number in row.places
-                ],
-                "sample": row.sample,
-                "source": row.source,
-                "source_sample": row.source_sample,
-                "epoch": row.epoch,
-                "order": context.stream.sources[row.source].order.NAME,
-                "context_length": row.context_length,
-                "tokens": list(map(list, row.spans)),
-                "redacted": list(map(list, row.redacted)),
-                "deleted": list(map(list, row.deleted)),
-            }
-            for row in result.rows
-        ],
-        "rows_left_out": result.left_out,
-        "counts": {each.value: result.counts[each] for each in When},
-        "times_seen": result.times,
+        "sample": before,
+        "end_sample": end_sample,
+        "looked_for": looked_for,
+        "rows": rows,
+        "rows_left_out": counts.total() - len(rows),
+        "counts": dict(counts),
+        "times_seen": times,
     }
 
 
-def _lines(context: RunContext, run: RunRecord, result: Result) -> Iterator[str]:
+def _parts(
+    context: RunContext, numbers: Sequence[int], first_sample: int, end_sample: int
+) -> list[tuple[Segment, int]]:
+    """Return what to ask for: segments of the run, each with the number of a source."""
+    parts, mismatch = [], None
+    for segment in segments(context.stream, first_sample, end_sample):
+        for source in segment.stream.sources:
+            if source.number not in numbers:
+                continue
+            try:
+                context.target.alone(source, segment.stream.context_length)
+            except StreamMismatch as error:
+                mismatch = error  # a run may have read several datasets, one after the other
+            else:
+                own = context.target.checked(segment.stream)
+                parts.append((segment._replace(stream=own), source.number))
+    if not parts and mismatch is not None:
+        raise mismatch
+    return parts
+
+
+def _rows(
+    context: RunContext,
+    segment: Segment,
+    number: int,
+    rows: Sequence[pb.FoundRow],
+    histories: tuple[History, History | None],
+    end_sample: int,
+) -> Iterator[dict[str, Any]]:
+    """Yield found rows with what the run has done with them.
+
+    number: is that of the source.  histories: are what was read and what is to come.  end_sample:
+    ends what is still looked at.
+    """
+    samples = np.array([row.sample for row in rows], dtype=np.int64)
+    read, coming = ({} if each is None else _places(each, samples) for each in histories)
+    order, length = context.stream.sources[number].order.NAME, segment.stream.context_length
+    for index, row in enumerate(rows):
+        when, places = SKIPPED if context.is_complete else UNKNOWN, read.get(index, [])
+        if places:
+            when = SEEN
+        elif context.sample <= row.sample < end_sample:
+            when, places = TO_COME, coming.get(index, [])
+        yield {
+            "when": when,
+            "places": places,
+            "sample": row.sample,
+            "source": number,
+            "source_sample": row.source_sample,
+            "epoch": row.epoch if row.HasField("epoch") else None,
+            "order": order,
+            "context_length": length,
+            "tokens": pairs(row.spans),
+            "redacted": pairs(row.redacted),
+            "deleted": pairs(row.deleted),
+        }
+
+
+def _places(history: History, samples: Numbers) -> dict[int, list[dict[str, int]]]:
+    """Return where each sample was delivered, by its index."""
+    places: dict[int, list[dict[str, int]]] = {}
+    for index, step, rank, row in zip(*places_of(history, samples).tolist(), strict=True):
+        places.setdefault(index, []).append({"step": step, "rank": rank, "row": row})
+    return places
+
+
+def _looked_for(page: pb.FindResponse) -> Iterator[dict[str, Any]]:
+    files = {each.file: each.name for each in page.files}
+    for each in page.looked_for:
+        yield {
+            "file": each.file,
+            "file_name": files.get(each.file, ""),
+            "tokens": [each.first_token, each.end_token],
+            "document": each.document.number if each.HasField("document") else None,
+            "id": each.document.id or None,
+        }
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield what was found as lines for people."""
-    for each in result.looked_for[:_LOOKED_FOR_SHOWN]:
+    looked_for, is_assumed = found["looked_for"], found["is_assumed"]
+    for each in looked_for[:_LOOKED_FOR_SHOWN]:
         named = ""
-        if each.HasField("document"):
-            of_id = f" {escaped(each.document.id)}" if each.document.id else ""
-            named = f"document {each.document.number:,}{of_id}: "
-        name = escaped(result.files.get(each.file, ""))
-        yield f"{named}{name} tokens {span(each.first_token, each.end_token)}"
-    if (left := len(result.looked_for) - _LOOKED_FOR_SHOWN) > 0:
+        if each["document"] is not None:
+            of_id = f" {escaped(each['id'])}" if each["id"] else ""
+            named = f"document {each['document']:,}{of_id}: "
+        yield f"{named}{escaped(each['file_name'])} tokens {span(*each['tokens'])}"
+    if (left := len(looked_for) - _LOOKED_FOR_SHOWN) > 0:
         yield f"and {counted(left, 'more document')} of this id"
-    yield context.words
-    if run.end_sample > run.sample:
-        what = "looked at" if context.is_assumed else "still to come"
-        yield f"{what}: samples {span(run.sample, run.end_sample)}"
-    for row in result.rows:
-        yield _line(row, is_assumed=context.is_assumed)
-    if result.left_out:
-        yield f"{counted(result.left_out, 'row')} left out; --rows-max prints more"
-    yield _summary(context, result)
+    yield found["known"]
+    if found["end_sample"] > found["sample"]:
+        what = "looked at" if is_assumed else "still to come"
+        yield f"{what}: samples {span(found['sample'], found['end_sample'])}"
+    for row in found["rows"]:
+        yield _line(row, is_assumed=is_assumed)
+    if found["rows_left_out"]:
+        yield f"{counted(found['rows_left_out'], 'row')} left out; --rows-max prints more"
+    yield _summary(found)
 
 
-def _line(row: RowMatch, *, is_assumed: bool) -> str:
-    when = "" if is_assumed else f"{row.when.value}: "
-    at = " and ".join(step_place(*place) for place in row.places)
-    epoch = "" if row.epoch is None else f", epoch {row.epoch:,}"
-    shown = [span(*each) for each in row.spans[:_SPANS_SHOWN]]
-    if (left := len(row.spans) - _SPANS_SHOWN) > 0:
+def _line(row: dict[str, Any], *, is_assumed: bool) -> str:
+    when = "" if is_assumed else f"{row['when']}: "
+    at = " and ".join(step_place(**place) for place in row["places"])
+    epoch = "" if row["epoch"] is None else f", epoch {row['epoch']:,}"
+    shown = [span(*each) for each in row["tokens"][:_SPANS_SHOWN]]
+    if (left := len(row["tokens"]) - _SPANS_SHOWN) > 0:
         shown.append(f"{left:,} more")
-    sample = f"sample {row.sample:,}"
-    if row.sample != row.source_sample:
-        sample += f" ({row.source_sample:,} of the dataset)"
+    sample = f"sample {row['sample']:,}"
+    if row["sample"] != row["source_sample"]:
+        sample += f" ({row['source_sample']:,} of the dataset)"
     line = f"{when}{at + ', ' if at else ''}{sample}{epoch}, tokens {', '.join(shown)} of the row"
-    redacted = _marked(row.spans, row.redacted, "redacted")
-    return f"{line}{redacted}{_marked(row.spans, row.deleted, DELETED)}"
+    redacted = _marked(row["tokens"], row["redacted"], "redacted")
+    return f"{line}{redacted}{_marked(row['tokens'], row['deleted'], DELETED)}"
 
 
-def _marked(spans: Sequence[tuple[int, int]], marks: Sequence[tuple[int, int]], word: str) -> str:
+def _marked(spans: Sequence[Sequence[int]], marks: Sequence[Sequence[int]], word: str) -> str:
     """Return whether all, some or none of what was looked for is marked in a row."""
     both = sum(
         max(0, min(end, last) - max(first, begin)) for first, end in spans for begin, last in marks
@@ -297,13 +339,15 @@ def _marked(spans: Sequence[tuple[int, int]], marks: Sequence[tuple[int, int]], 
     return f", {word}" if both == sum(end - first for first, end in spans) else f", partly {word}"
 
 
-def _summary(context: RunContext, result: Result) -> str:
-    if context.is_assumed:
-        return f"in {counted(result.counts.total(), 'row')}"
-    seen, counts = result.counts[When.SEEN], result.counts
-    times = "" if result.times == seen else f", {result.times:,} times"
-    not_seen = [f"{counts[When.SKIPPED]:,} skipped"]
-    if not context.is_complete:
-        not_seen = [f"{counts[When.UNKNOWN]:,} unknown, which the history does not reach"]
-    not_seen.append(f"{counts[When.TO_COME]:,} to come")
+def _summary(found: dict[str, Any]) -> str:
+    counts = found["counts"]
+    if found["is_assumed"]:
+        return f"in {counted(sum(counts.values()), 'row')}"
+    seen, times = counts[SEEN], ""
+    if found["times_seen"] != seen:
+        times = f", {found['times_seen']:,} times"
+    not_seen = [f"{counts[SKIPPED]:,} skipped"]
+    if not found["is_complete"]:
+        not_seen = [f"{counts[UNKNOWN]:,} unknown, which the history does not reach"]
+    not_seen.append(f"{counts[TO_COME]:,} to come")
     return f"seen in {counted(seen, 'row')}{times}; {', '.join(not_seen)}"

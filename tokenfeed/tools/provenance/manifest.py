@@ -16,8 +16,8 @@ from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.own_samples import EpochSamples, by_epoch, by_times
 
 from .output import require_parquet, write_jsonl, write_parquet
-from .queries import Provenance, coverage_pages, open_provenance
 from .run_context import RunContext, read_run
+from .target import Target
 from .usage import Use, consumed
 from .words import printable_errors
 
@@ -38,26 +38,22 @@ def run_manifest(arguments: argparse.Namespace) -> None:
         require_parquet()
         if arguments.output is None:
             raise InvalidRequest("output", "is missing; a parquet file is not written to stdout")
-    with printable_errors():
-        context = read_run(arguments)
-        with closing(open_provenance(arguments.target)) as provenance:
-            lines = manifest_lines(context, provenance, expands=arguments.expand)
-            if arguments.format == "parquet":
-                write_parquet(lines, arguments.output)
-            else:
-                write_jsonl(lines, arguments.output)
+    with printable_errors(), closing(Target(arguments.target)) as target:
+        lines = manifest_lines(read_run(arguments, target), expands=arguments.expand)
+        if arguments.format == "parquet":
+            write_parquet(lines, arguments.output)
+        else:
+            write_jsonl(lines, arguments.output)
 
 
-def manifest_lines(
-    context: RunContext, provenance: Provenance, *, expands: bool
-) -> Iterator[dict[str, Any]]:
+def manifest_lines(context: RunContext, *, expands: bool) -> Iterator[dict[str, Any]]:
     """Yield the lines of a manifest, each a dict of plain values.
 
     expands: write ranges however many rows of an epoch were read.  Raises: TokenfeedError.
     """
     # First, so that no line is written if a dataset is missing.
     parts = [
-        _Part(index, use, ranges, context, provenance)
+        _Part(index, use, ranges, context)
         for index, (use, ranges) in enumerate(
             sorted(consumed(context.stream, context.history).items())
         )
@@ -100,20 +96,12 @@ def _stream(context: RunContext) -> dict[str, Any]:
 class _Part:
     """What was read of a source in one way: context length, redactions."""
 
-    def __init__(
-        self,
-        index: int,
-        use: Use,
-        ranges: list[Numbers],
-        context: RunContext,
-        provenance: Provenance,
-    ) -> None:
-        self._use, self._ranges = use, ranges
-        self._provenance = provenance
+    def __init__(self, index: int, use: Use, ranges: list[Numbers], context: RunContext) -> None:
+        self._use, self._ranges, self._target = use, ranges, context.target
         self._source = context.stream.sources[use.source]
-        self._stream = context.corpora.alone(self._source, use.context_length)
-        self._rows_per_epoch = context.corpora.rows_per_epoch(self._stream)
-        dataset = context.corpora.described(self._stream)[0].name
+        self._stream = self._target.alone(self._source, use.context_length)
+        self._rows_per_epoch = self._target.rows_per_epoch(self._stream)
+        dataset = self._target.described(self._stream)[0].name
         self._begun = {"source": use.source, "part": index, "dataset": dataset}
         self.samples = sum(int((each[:, 1] - each[:, 0]).sum()) for each in ranges)
         self.tokens = self.samples * use.context_length
@@ -138,10 +126,7 @@ class _Part:
             "kind": "source",
             **self._begun,
             "fingerprint": source.corpus.fingerprint.hex(),
-            "order": source.order.NAME,
-            "seed": source.seed,
-            "group_blocks": source.group_blocks or None,
-            "context_length": length,
+            **self._order(),
             "long_documents": source.long_documents or None,
             "pieces_hash": source.corpus.pieces_at(length).hex() or None,
             "redactions": [each.hex() for each in self._use.redactions],
@@ -149,6 +134,15 @@ class _Part:
             "tokens": self.tokens,
             "epochs": self.samples / rows_per_epoch if rows_per_epoch else None,
             "rows_per_epoch": rows_per_epoch,
+        }
+
+    def _order(self) -> dict[str, Any]:
+        """Return what samples are rows by."""
+        return {
+            "order": self._source.order.NAME,
+            "seed": self._source.seed,
+            "group_blocks": self._source.group_blocks or None,
+            "context_length": self._use.context_length,
         }
 
     def _parts(self) -> Iterator[tuple[list[int] | None, EpochSamples]]:
@@ -162,7 +156,7 @@ class _Part:
 
     def _range_lines(self, begun: dict[str, Any], samples: Numbers) -> Iterator[dict[str, Any]]:
         rows = "pieces" if self._stream.reads_documents else "rows"
-        for page in coverage_pages(self._provenance, self._stream, samples):
+        for page in self._target.coverage_pages(self._stream, samples):
             files = {each.file: each.name for each in page.files}
             for each in page.ranges:
                 has_documents = each.HasField("first_document")
@@ -183,10 +177,7 @@ class _Part:
             yield {
                 "kind": "samples",
                 **begun,
-                "order": self._source.order.NAME,
-                "seed": self._source.seed,
-                "group_blocks": self._source.group_blocks or None,
-                "context_length": self._use.context_length,
+                **self._order(),
                 "samples": [first, end],
                 "rows": end - first,
             }

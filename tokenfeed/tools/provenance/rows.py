@@ -12,8 +12,8 @@ from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.client.source.open_source import open_to_look
 from tokenfeed.errors import BadFrame, Deleted
 
-from .queries import QUESTION_SECONDS, request_of
 from .runs import Segment
+from .target import QUESTION_SECONDS, request_of
 
 Tokens = npt.NDArray[np.unsignedinteger]
 

@@ -16,22 +16,25 @@ from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX
 from tokenfeed.stream.stream import Stream
 
 from .checkpoint import chosen, read_states
-from .corpora import Corpora
 from .runs import assumed
+from .target import Target
 from .words import escaped
+
+ROWS_END = 1 << 20
+"""Of --rows-max."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """A run.
 
-    corpora: what the target serves.  stream: known.  sample: the next one.  history: what was
+    target: what is asked.  stream: known.  sample: the next one.  history: what was
     delivered; of an assumed run, all that it would deliver, or nothing if its steps are unknown.
     is_complete: whether the history has all that was delivered.  is_assumed: whether there is no
     state.  words: where the history is from and what it lacks, or what was assumed.
     """
 
-    corpora: Corpora
+    target: Target
     stream: Stream
     sample: int
     history: History
@@ -55,22 +58,22 @@ class RunContext:
         }
 
 
-def read_run(arguments: argparse.Namespace) -> RunContext:
-    """Return the run that is asked about.  Raises: TokenfeedError."""
+def read_run(arguments: argparse.Namespace, target: Target) -> RunContext:
+    """Return the run that is asked about.  target: what is asked.  Raises: TokenfeedError."""
     for name, end in (("batch_size", BATCH_SIZE_MAX + 1), ("world_size", WORLD_SIZE_MAX + 1)):
         value = getattr(arguments, name, None)
         if value is not None:
             require_range(name, value, 1, end)
     if arguments.state is not None:
-        return _saved(arguments)
+        return _saved(arguments, target)
     if arguments.feed is not None:
         raise InvalidRequest(
             "feed", "is a state within the checkpoint of --state, which is missing"
         )
-    return _assumed(arguments)
+    return _assumed(arguments, target)
 
 
-def _saved(arguments: argparse.Namespace) -> RunContext:
+def _saved(arguments: argparse.Namespace, target: Target) -> RunContext:
     for name in ("context_length", "seed", "order", "long", "group_tokens"):
         if getattr(arguments, name, None) is not None:
             raise InvalidRequest(name, "is part of --state; omit it")
@@ -80,10 +83,9 @@ def _saved(arguments: argparse.Namespace) -> RunContext:
     lacks = _lacks(state)
     # Of several datasets the option is one of those of the run.
     is_one = len({source.dataset for source in state.stream.sources}) == 1
-    name = text("dataset", arguments.dataset) if is_one else ""
-    corpora = Corpora(arguments.target, name)
+    target.dataset = text("dataset", arguments.dataset) if is_one else ""
     sample, stream, history, _ = state
-    return RunContext(corpora, stream, sample, history, not lacks, False, words + lacks)
+    return RunContext(target, stream, sample, history, not lacks, False, words + lacks)
 
 
 def _lacks(state: State) -> str:
@@ -98,7 +100,7 @@ def _lacks(state: State) -> str:
     return f"; {begin}, and what was read before is unknown"
 
 
-def _assumed(arguments: argparse.Namespace) -> RunContext:
+def _assumed(arguments: argparse.Namespace, target: Target) -> RunContext:
     if arguments.context_length is None:
         raise InvalidRequest("context_length", "is missing; pass it, or --state")
     require_range("context_length", arguments.context_length, 1, SAMPLE_END)
@@ -111,12 +113,12 @@ def _assumed(arguments: argparse.Namespace) -> RunContext:
         long_argument(order, arguments.long),
         group_blocks=groups_of(order, arguments.group_tokens),
     )
-    corpora = Corpora(arguments.target, dataset)
-    stream, source = corpora.known(stream), stream.source
-    name = f"{escaped(corpora.described(stream)[0].name)}, {source.order.NAME}"
+    target.dataset = dataset
+    stream, source = target.known(stream), stream.source
+    name = f"{escaped(target.described(stream)[0].name)}, {source.order.NAME}"
     of = f"the stream of {name}, seed {source.seed}, T={stream.context_length:,}"
     history, words = History(), f"assumed: {of}"
     if arguments.batch_size is not None or arguments.world_size is not None:
         run = assumed(arguments.batch_size or 1, arguments.world_size or 1)
         history, words = run.history, f"{words}; {run.words}"
-    return RunContext(corpora, stream, 0, history, True, True, words)
+    return RunContext(target, stream, 0, history, True, True, words)

@@ -98,28 +98,18 @@ def _run_of(history: History, step: int) -> Run:
     return runs[place]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Places:
-    """Where samples were delivered; a sample may have several places, or none.
+def places_of(history: History, samples: Numbers) -> Numbers:
+    """Return where samples were delivered; a sample may have several places, or none.
 
-    index: int64[m], of the sample in those that were asked for, ascending.  step, rank, row:
-    int64[m]; the steps of a sample ascend.
+    samples: int64[n], in any order.
+    Returns: int64[4, m]: the index of the sample in those that were asked for, ascending; step,
+    rank and row. The steps of a sample ascend.
     """
-
-    index: Numbers
-    step: Numbers
-    rank: Numbers
-    row: Numbers
-
-
-def places_of(history: History, samples: Numbers) -> Places:
-    """Return where samples were delivered.  samples: int64[n], in any order."""
     by_sample = np.argsort(samples, kind="stable")
     ascending = samples[by_sample]
     found = [_places_in(run, by_sample, ascending) for run in history.runs]
-    index, step, rank, row = np.concatenate([np.zeros((4, 0), np.int64), *found], axis=1)
-    order = np.lexsort((step, index))
-    return Places(index[order], step[order], rank[order], row[order])
+    places = np.concatenate([np.zeros((4, 0), np.int64), *found], axis=1)
+    return places[:, np.lexsort((places[1], places[0]))]
 
 
 def _places_in(run: Run, by_sample: Numbers, ascending: Numbers) -> Numbers:
@@ -207,18 +197,13 @@ def assumed(batch_size: int, world_size: int, first_sample: int = 0) -> Assumpti
 
     first_sample: of row 0 of rank 0 in step 0.  Raises: InvalidRequest, SamplesExhausted.
     """
-    history = _to_the_end(0, first_sample, batch_size, world_size)
+    Position(first_sample, batch_size, 0, world_size)  # checks them
+    history = History((), Run(0, first_sample, SAMPLE_END, batch_size, world_size))
     ranks = f"{world_size} ranks" if world_size > 1 else "1 rank"
     words = (
         f"step 0 began at sample {first_sample}, and every step had {batch_size} rows on each of"
     )
     return Assumption(history, f"{words} {ranks}: no skip, no other batch size, no other ranks")
-
-
-def _to_the_end(first_batch: int, first_sample: int, batch_size: int, world_size: int) -> History:
-    """Return a history of one run up to sample 2^63."""
-    Position(first_sample, batch_size, 0, world_size)  # checks them
-    return History((), Run(first_batch, first_sample, SAMPLE_END, batch_size, world_size))
 
 
 class Segment(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +18,9 @@ from .run_context import RunContext
 from .runs import future, places_of, rows_of_step
 from .words import step_place
 
-
-@dataclass(frozen=True, slots=True)
-class RowChoice:
-    """A row to explain.  rank, row: None for a sample that is of no step."""
-
-    rank: int | None
-    row: int | None
-    sample: int
-    is_padding: bool = False
+Row = dict[str, Any]
+"""A row to explain, as its answer begins: "rank", "row", None for a sample that is of no step; and
+"sample", or "is_padding"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ class Selection:
     """
 
     title: str
-    rows: Sequence[RowChoice]
+    rows: Sequence[Row]
     left_out: int = 0
     step: int | None = None
     run: Run | None = None
@@ -53,14 +49,13 @@ def selected(context: RunContext, arguments: argparse.Namespace) -> Selection:
     title = f"sample {arguments.sample:,}"
     if not context.is_assumed:
         title += f", {_when(context, arguments.sample)}"
-    return Selection(title, [RowChoice(None, None, arguments.sample)])
+    return Selection(title, [{"rank": None, "row": None, "sample": arguments.sample}])
 
 
 def _when(context: RunContext, sample: int) -> str:
     """Return in words when a sample was read."""
-    places = places_of(context.history, np.array([sample]))
-    each = zip(places.step.tolist(), places.rank.tolist(), places.row.tolist(), strict=True)
-    if read := [step_place(*place) for place in each]:
+    places = places_of(context.history, np.array([sample]))[1:].T.tolist()
+    if read := [step_place(*place) for place in places]:
         return f"read at {' and '.join(read)}"
     is_unknown = not context.is_complete and sample < max(
         context.sample, context.history.end_sample
@@ -100,7 +95,7 @@ def _of_step(context: RunContext, arguments: argparse.Namespace) -> Selection:
 
 def _rows_of_step(
     history: History, step: int, run: Run, arguments: argparse.Namespace
-) -> tuple[list[RowChoice], int]:
+) -> tuple[list[Row], int]:
     """Return the first rows of a step, and how many are left out. One rank after the other: a step
     may have more rows than fit into memory.
     """
@@ -109,27 +104,25 @@ def _rows_of_step(
     )
     rank_count = run.world_size if arguments.rank is None else 1
     total = rank_count * (run.batch_size if arguments.row is None else 1)
-    rows: list[RowChoice] = []
+    rows: list[Row] = []
     for rank in ranks[:rank_count]:
         if len(rows) >= arguments.rows_max:
             break
         found = rows_of_step(history, step, rank, arguments.row)
         room = slice(arguments.rows_max - len(rows))
         columns = (each[room].tolist() for each in (found.row, found.sample, found.is_padding))
-        rows += [RowChoice(rank, *values) for values in zip(*columns, strict=True)]
+        for row, sample, is_padding in zip(*columns, strict=True):
+            what = {"is_padding": True} if is_padding else {"sample": sample}
+            rows.append({"rank": rank, "row": row, **what})
     return rows, total - len(rows)
 
 
-def consecutive(rows: Sequence[RowChoice]) -> Iterator[list[RowChoice]]:
+def consecutive(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Yield the rows in groups of consecutive samples, or of padding."""
-    group: list[RowChoice] = []
-    for row in rows:
-        if group and (
-            row.is_padding != group[-1].is_padding
-            or (not row.is_padding and row.sample != group[-1].sample + 1)
-        ):
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
+
+    def since(place: tuple[int, Row]) -> int | None:
+        index, row = place
+        return row["sample"] - index if "sample" in row else None
+
+    for _, group in groupby(enumerate(rows), since):
+        yield [row for _, row in group]

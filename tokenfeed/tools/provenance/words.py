@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tokenfeed.commands.printable import printable
 from tokenfeed.errors import TokenfeedError
+from tokenfeed.v1 import provenance_pb2 as pb
 
 DELETED = "deleted"
 """What is said of tokens that were erased."""
@@ -22,6 +23,11 @@ def escaped(text: str, most: int = _NAME_SHOWN) -> str:
 def span(first: int, end: int) -> str:
     """Return a half-open range."""
     return f"[{first:,}, {end:,})"
+
+
+def pairs(spans: Iterable[pb.TokenSpan]) -> list[list[int]]:
+    """Return half-open ranges of tokens as an answer in JSON has them."""
+    return [[each.first_token, each.end_token] for each in spans]
 
 
 def counted(number: int, what: str) -> str:

@@ -1,7 +1,6 @@
 """The status page: a GetStatusResponse as HTML, for people who run the server.
 
     page.py            the document, its headers, and what they allow
-    drawing.py         lines and bars, as SVG
     page.css, page.js  its style; its refreshing, without which it is as readable
 
 What it shows is decided in tokenfeed/commands/status/view.py, as for `tokenfeed top`.

@@ -11,6 +11,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
+from tokenfeed.commands.status import words
 from tokenfeed.commands.status.attention import Judgement
 from tokenfeed.commands.status.states import Level
 from tokenfeed.commands.status.view import (
@@ -27,12 +28,13 @@ from tokenfeed.commands.status.view import (
 from tokenfeed.v1 import status_pb2 as pb
 
 from ....runtime.http_server import Page
-from .drawing import bar, rate_line
 
 _REFRESH_SECONDS = 5
 """Without JavaScript. The script has a time of its own."""
 _MARKS = {Level.PROBLEM: "✖", Level.WARNING: "▲", Level.NOTICE: ""}
 """The colors alone would not be enough."""
+_SECONDS = 60
+_HEIGHT = 100
 _CLASSES = {Level.PROBLEM: "problem", Level.WARNING: "warning", Level.NOTICE: "notice"}
 
 
@@ -199,4 +201,35 @@ def _meanings(tables: Sequence[Table]) -> str:
 def _terms(columns: Sequence[Column]) -> str:
     return "".join(
         f"<dt>{escape(each.heading)}</dt><dd>{escape(each.meaning)}</dd>" for each in columns
+    )
+
+
+def rate_line(second_bytes: Sequence[int]) -> str:
+    """Draw the bytes of each of the last seconds. The latest one is at the right end."""
+    values = second_bytes[-_SECONDS:]
+    peak = max(values, default=0)
+    label = "nothing was sent yet"
+    shapes = ""
+    if values:
+        label = f"the last {len(values)} s: {words.size(peak)}/s at most"
+        first = _SECONDS - len(values)
+        points = [
+            f"{first + place},{_HEIGHT - (_HEIGHT - 4) * value // max(1, peak)}"
+            for place, value in enumerate(values)
+        ]
+        area = [f"{first},{_HEIGHT}", *points, f"{_SECONDS - 1},{_HEIGHT}"]
+        shapes = f'<polygon points="{" ".join(area)}"/><polyline points="{" ".join(points)}"/>'
+    return (
+        f'<svg class="line" viewBox="0 0 {_SECONDS - 1} {_HEIGHT}" preserveAspectRatio="none" '
+        f'role="img" aria-label="{escape(label)}"><title>{escape(label)}</title>{shapes}</svg>'
+    )
+
+
+def bar(share: float) -> str:
+    """Draw a share of a whole, which is in [0, 1]; another one is drawn as the nearest that is."""
+    width = 100.0 * min(1.0, max(0.0, share))
+    shape = f'<rect class="used" x="0" width="{width:.0f}" height="8"/>' if width > 0 else ""
+    return (
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f"{shape}</svg>"
     )

@@ -24,9 +24,7 @@ FORMS = ("ids", "datatrove", "megatron", "olmo", "raw")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_document_is_found_by_its_number_and_by_each_of_its_tokens(
-    tmp_path: Path, form: str
-) -> None:
+def test_every_document_is_found_by_its_number_and_in_its_file(tmp_path: Path, form: str) -> None:
     """Also empty documents have a number, or those behind them would have another one."""
     corpus = write_documents(tmp_path, random_lengths(1, 16), form)
     expected = documents_in(corpus)
@@ -37,8 +35,9 @@ def test_every_document_is_found_by_its_number_and_by_each_of_its_tokens(
         for number, (file, first, end) in enumerate(expected):
             one = found.by_number(number)
             assert one[:1] + one[2:] == (number, file, first, end)
-            at = found.at(file, np.arange(first, end))
-            assert [each and each.number for each in at] == [number] * (end - first)
+            own = found.of_file(file)
+            place = number - own.first_number
+            assert (own.first_tokens[place], own.end_tokens[place]) == (first, end)
         with pytest.raises(NotFound, match="document: "):
             found.by_number(len(expected))
         with pytest.raises(NotFound):
@@ -89,8 +88,12 @@ def test_tokens_between_documents_are_of_none(tmp_path: Path) -> None:
     write_lines(path, [(2, 5), (5, 5), (9, 12)])
 
     with opened(Corpus("train", (path,), ((20,),))) as dataset:
-        numbers = [one and one.number for one in DatasetDocuments(dataset).at(0, np.arange(20))]
-    assert numbers == [None] * 2 + [0] * 3 + [None] * 4 + [2] * 3 + [None] * 8
+        documents = DatasetDocuments(dataset)
+        own = documents.of_file(0)
+        assert not own.have_all_tokens
+        pairs = zip(own.first_tokens.tolist(), own.end_tokens.tolist(), strict=True)
+        assert list(pairs) == [(2, 5), (5, 5), (9, 12)]
+        assert [each[3:] for each in documents.described(0, [0, 2])] == [(2, 5), (9, 12)]
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:

@@ -74,9 +74,9 @@ def test_each_row_of_a_run_is_found_by_step_rank_and_row_and_back(
         found = rows_of_step(history, step, rank)
         assert not found.is_padding.any()
         assert np.array_equal(rows, mixtures.offline(paths, found.sample.tolist(), asked))
-        places = places_of(history, found.sample)
-        assert set(places.step.tolist()) == {step}
-        assert places.row.tolist() == list(range(len(rows)))
+        _, steps, _, numbers = places_of(history, found.sample).tolist()
+        assert set(steps) == {step}
+        assert numbers == list(range(len(rows)))
     # A manifest has the totals of `stats`.
     own = consumed(stream, history)
     counts = {

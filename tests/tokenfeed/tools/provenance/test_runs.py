@@ -140,8 +140,7 @@ def test_the_places_of_samples_are_all_that_were_delivered(
 
     places = places_of(history, np.array(samples, dtype=np.int64))
 
-    columns = (places.index, places.step, places.rank, places.row)
-    assert list(zip(*(each.tolist() for each in columns), strict=True)) == expected
+    assert [tuple(each) for each in places.T.tolist()] == expected
 
 
 @given(histories())
@@ -217,9 +216,8 @@ def test_what_is_to_come_goes_on_as_the_last_step() -> None:
 
     places = places_of(ahead, samples)
 
-    assert places.index.tolist() == [1, 2, 3]
-    assert places.step.tolist() == [5, 15, 5 + (2**63 - 49) // 8]
-    assert (places.rank.tolist(), places.row.tolist()) == ([0, 1, 1], [0, 1, 3])
+    steps, ranks, rows = [5, 15, 5 + (2**63 - 49) // 8], [0, 1, 1], [0, 1, 3]
+    assert places.tolist() == [[1, 2, 3], steps, ranks, rows]
     assert rows_of_step(ahead, 15, 1, 1).sample.tolist() == [48 + 8 * 10 + 5]
     wider = future(history, 48, batch_size=3, world_size=5)
     assert rows_of_step(wider, 6, 4, 2).sample.tolist() == [48 + 15 + 14]
