@@ -454,7 +454,7 @@ def test_a_redaction_during_the_placing_of_declared_lengths_stays(
             return found
 
         monkeypatch.setattr(delivery, "declared", redacted_meanwhile)
-        assert (feed.batch_size, feed.context_length) == (12, LONG)
+        assert next(feed)[0].shape == (12, LONG)
         (redaction,) = feed.state_dict()["stream"][5]
         assert redaction[0] == 7
         assert len(feed.state_dict()["stream"][4]) == 3
