@@ -493,6 +493,14 @@ def test_ranks_change_together_or_not_at_all(
     assert found == [[(8, LONG)] * 13 + [(2, LONGER)] * 2] * 2
 
 
+def test_a_feed_at_the_last_sample_has_a_shape_and_no_batch(paths: list[Path]) -> None:
+    """There is no other context length behind it, for which one could wait for ever."""
+    with feed_of(local(paths), LONG, order="random") as feed:
+        feed.skip(1 << 63)
+
+        assert (feed.batch_size, feed.context_length, list(feed)) == (8, LONG, [])
+
+
 GROWING: dict[int | str, int] = {0: LONG, 5: 1 << 16, f"{20 * U} tokens": LONGER}
 """The second one ends at 13 blocks, so the third one is asked for within the next group."""
 
