@@ -193,8 +193,8 @@ class FeedStream:
         """Return what is read at the position: this, until all rows of its context length have been
         delivered or skipped. Both have the same cursor.
         """
-        sample = self.cursor.sample
-        if sample < self.length_end:
+        sample, end = self.cursor.sample, self.length_end
+        if sample < end or end == SAMPLE_END:
             return self
         rest = _rest_of(self.stream, sample, self.definition)
         found = replace(self, rest=rest, counted=self._counted_now())._shaped(sample)

@@ -217,20 +217,16 @@ def _with_source(saved: Stream, source: Source, context_length: int) -> tuple[St
     assert source.corpus is not None
     pieces = source.corpus.pieces_at(context_length)
     for each in saved.sources:
-        known = each.corpus.pieces_at(context_length) if each.corpus else b""
-        if _facts(each) == _facts(source) and known in (b"", pieces):
-            corpus = _merged(each.corpus, source.corpus)
+        if _facts(each) != _facts(source) or each.corpus is None:
+            continue
+        if each.corpus.pieces_at(context_length) in (b"", pieces):
+            # Of all context lengths at which it was and is read.
+            of_all = sorted((dict(each.corpus.pieces) | dict(source.corpus.pieces)).items())
+            corpus = Corpus(source.corpus.fingerprint, tuple(of_all))
             same = replace(each, dataset=source.dataset, corpus=corpus)
             return replace(saved, sources=_with(saved.sources, same)), each.number
     new = replace(source, number=len(saved.sources))
     return replace(saved, sources=(*saved.sources, new)), new.number
-
-
-def _merged(before: Corpus | None, now: Corpus | None) -> Corpus | None:
-    """Return a corpus with the pieces of all context lengths at which it was and is read."""
-    if before is None or now is None:
-        return now or before
-    return Corpus(now.fingerprint, tuple(sorted((dict(before.pieces) | dict(now.pieces)).items())))
 
 
 def _differences(
@@ -312,28 +308,27 @@ def _rescaled(
         own.require_rows(length_now),
     )
     permission = f"allow={(*sorted(allow), MID_EPOCH)!r}"
+    if not windows_before and MID_EPOCH not in allow:
+        raise StreamMismatch(
+            "context_length",
+            f"the state was saved with {length_before}, but this stream has {length_now}. The "
+            "seen part of the epoch is unknown: this corpus is another one, has no window of "
+            "the saved length, or has other rows of documents. Pass start_sample= instead of "
+            f"the state to choose where to begin, or {permission} to resume at sample {sample}",
+        )
     if not windows_before:
-        if MID_EPOCH not in allow:
-            raise StreamMismatch(
-                "context_length",
-                f"the state was saved with {length_before}, but this stream has {length_now}. The "
-                "seen part of the epoch is unknown: this corpus is another one, has no window of "
-                "the saved length, or has other rows of documents. Pass start_sample= instead of "
-                f"the state to choose where to begin, or {permission} to resume at sample {sample}",
-            )
         unknown = "an unknown part of the epoch may repeat or be skipped"
         return sample, [f"resumed at another context length source_sample={sample}: {unknown}"]
     epoch, seen = divmod(sample, windows_before)
     in_order = theirs.order is mine.order and not mine.order.USES_SEED
     at_token = in_order and file_count == 1
+    own_seen = seen * windows_now // windows_before
     if at_token:
         own_seen = seen * length_before // length_now
-    else:
-        own_seen = seen * windows_now // windows_before
     own_sample = epoch * windows_now + own_seen
-    percent = f"{100 * seen / windows_before:.4g} %"
     if own_sample >= SAMPLE_END:
         raise SamplesExhausted("state.sample", f"{own_sample} at this context length is above 2^63")
+    percent = f"{100 * seen / windows_before:.4g} %"
     problem = f"it is another permutation: {percent} of the rest of that epoch was already seen"
     if seen == 0:
         problem = "nothing repeats"
@@ -342,7 +337,7 @@ def _rescaled(
     elif in_order:
         problem = f"each of the {file_count} files is cut into other windows, so part of the rest "
         problem += "of that epoch was already seen, and part is skipped"
-    if not (seen == 0 or at_token or MID_EPOCH in allow):
+    if seen and not at_token and MID_EPOCH not in allow:
         raise StreamMismatch(
             "context_length",
             f"the state was saved with {length_before}, {percent} into epoch {epoch}, but this "
@@ -350,10 +345,9 @@ def _rescaled(
             f"instead of the state to begin with epoch {epoch + 1}, or {permission} to resume "
             "anyway",
         )
-    return own_sample, [
-        f"resumed at another context length saved={length_before} now={length_now} epoch={epoch} "
-        f"seen={percent} source_sample={own_sample}: {problem}"
-    ]
+    message = f"resumed at another context length saved={length_before} now={length_now} "
+    message += f"epoch={epoch} seen={percent} source_sample={own_sample}: {problem}"
+    return own_sample, [message]
 
 
 def _rows_before(own: FeedStream, theirs: Source, length: int) -> int:
@@ -591,19 +585,9 @@ def _redactions(
     Raises: StreamMismatch, naming the list, if the rows before the sample had others than the feed,
     or the state has a list of a corpus that the feed does not have.
     """
-    found, messages = plan.stream.redactions, list[str]()
-    begin = state.history.ahead_of(plan.sample)
+    begin, messages = state.history.ahead_of(plan.sample), list[str]()
     still_read = state.stream.rest(state.sample)
-    # A list stays in force for its corpus, whatever else a source of it is read by from now on.
-    for source in plan.stream.rest(plan.sample).sources:
-        if source.number in still_read.numbers:
-            continue
-        for each in plan.stream.redactions:
-            if _corpus_of(plan.stream.sources[each.source]) == _corpus_of(source):
-                at_sample = max(each.first_sample, begin)
-                found, _ = with_redaction(
-                    found, Redaction(at_sample, source.number, each.list_hash)
-                )
+    found = _carried(plan, still_read.numbers, begin)
     for each in still_read.redactions:
         if each.source not in plan.now_of:
             if REDACTIONS not in allow:
@@ -617,25 +601,38 @@ def _redactions(
             messages.append(dropped)
     # Of several sources of one dataset the last one is read from now on.
     number_of = {each.dataset: each.number for each in plan.stream.sources}
+    begins = {
+        (plan.now_of.get(each.source), each.list_hash): each.first_sample
+        for each in reversed(state.stream.redactions)
+    }
     for each in definition.redactions:
         dataset = definition.sources[each.source].dataset
         number = number_of[dataset]
-        before = next(
-            (
-                one.first_sample
-                for one in state.stream.redactions
-                if plan.now_of.get(one.source) == number and one.list_hash == each.list_hash
-            ),
-            None,
-        )
+        before = begins.get((number, each.list_hash))
         if each.first_sample < state.sample and before != each.first_sample:
             problem, cure = _redaction_difference(each, dataset, before, state.sample)
             if REDACTIONS not in allow:
                 raise StreamMismatch(REDACTIONS, f"{problem}; {cure}")
             messages.append(f"resumed with other redactions: {problem}")
-        at_sample = max(each.first_sample, begin)
-        found, _ = with_redaction(found, Redaction(at_sample, number, each.list_hash))
+        new = Redaction(max(each.first_sample, begin), number, each.list_hash)
+        found, _ = with_redaction(found, new)
     return found, tuple(messages)
+
+
+def _carried(plan: _Plan, still_read: Collection[int], begin: int) -> Redactions:
+    """Return the redactions of a state; a list stays in force for its corpus, whatever else a
+    source of it is read by from now on.
+
+    still_read: numbers of the sources that the state still reads.  begin: the first sample that may
+    change.
+    """
+    found, sources = plan.stream.redactions, plan.stream.sources
+    for source in plan.stream.rest(plan.sample).sources:
+        for each in () if source.number in still_read else plan.stream.redactions:
+            if _corpus_of(sources[each.source]) == _corpus_of(source):
+                new = Redaction(max(each.first_sample, begin), source.number, each.list_hash)
+                found, _ = with_redaction(found, new)
+    return found
 
 
 def _redaction_difference(

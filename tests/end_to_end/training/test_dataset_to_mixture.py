@@ -13,7 +13,7 @@ import pytest
 from client import InvalidRequest, Mixture, NumpyBatches, StreamMismatch
 from tests.support.packed_corpora import write_corpus
 from tests.support.redacting import redact
-from tokenfeed.client.feed.feed_stream import FeedStream
+from tokenfeed.client.feed import feed as feeds
 
 B, T, WINDOWS = 2, 8, 50
 ALLOWED = ("mixture",)
@@ -154,7 +154,7 @@ def test_a_change_that_was_passed_meanwhile_is_refused(
 ) -> None:
     """Another thread reads on while the change is made: state and history would be wrong."""
     with feed_of(target, mixture=MIXTURE) as feed:
-        reweighted = FeedStream.reweighted
+        reweighted = feeds.reweighted
 
         def slowly(*arguments: Any) -> Any:
             found = reweighted(*arguments)
@@ -162,7 +162,7 @@ def test_a_change_that_was_passed_meanwhile_is_refused(
                 next(feed)
             return found
 
-        monkeypatch.setattr(FeedStream, "reweighted", slowly)
+        monkeypatch.setattr(feeds, "reweighted", slowly)
         before = feed.state_dict()["stream"]
         with pytest.raises(InvalidRequest, match="at_sample: 12 was passed by another thread"):
             feed.change_mixture({"code": 1}, at_sample=10)

@@ -454,7 +454,7 @@ def test_a_redaction_during_the_placing_of_declared_lengths_stays(
             return found
 
         monkeypatch.setattr(delivery, "declared", redacted_meanwhile)
-        assert (feed.batch_size, feed.context_length) == (12, LONG)
+        assert next(feed)[0].shape == (12, LONG)
         (redaction,) = feed.state_dict()["stream"][5]
         assert redaction[0] == 7
         assert len(feed.state_dict()["stream"][4]) == 3
@@ -491,6 +491,14 @@ def test_ranks_change_together_or_not_at_all(
     found = in_ranks(train, 2, lambda rank: feed_of(local(paths), LONG, rank=rank, world_size=2))
 
     assert found == [[(8, LONG)] * 13 + [(2, LONGER)] * 2] * 2
+
+
+def test_a_feed_at_the_last_sample_has_a_shape_and_no_batch(paths: list[Path]) -> None:
+    """There is no other context length behind it, for which one could wait for ever."""
+    with feed_of(local(paths), LONG, order="random") as feed:
+        feed.skip(1 << 63)
+
+        assert (feed.batch_size, feed.context_length, list(feed)) == (8, LONG, [])
 
 
 GROWING: dict[int | str, int] = {0: LONG, 5: 1 << 16, f"{20 * U} tokens": LONGER}
