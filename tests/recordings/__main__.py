@@ -1,8 +1,9 @@
 """Writes the recordings of this version: python -m tests.recordings
 
 states.json has a state of every kind of feed and a hash of the rows behind it, exchange.json the
-requests and answers of the wire, redactions.jsonl the list of a dataset. Those of a released
-version are never written again: every later version has to read them.
+requests and answers of the wire, redactions.jsonl the list of a dataset, names.json what users
+write into scripts. Those of a released version are never written again: every later version has to
+read them, and to know the names.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from tests.conftest import serving
 from tests.recordings.corpora import list_of, target, words, write_corpora
 from tests.recordings.exchange import Call, read, recording
+from tests.recordings.names import names
 from tests.recordings.states import CASES, recorded
 from tokenfeed import __version__
 
@@ -32,6 +34,7 @@ def main(folder: Path) -> int:
         shutil.copyfile(list_of(files), folder / "redactions.jsonl")
     _write(folder / "states.json", states)
     _write(folder / "exchange.json", {"rows": rows, "calls": [call.plain() for call in calls]})
+    _write(folder / "names.json", names())
     return 0
 
 
