@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.recordings.names import commands, environment, names
 from tests.recordings.states import CASES
+from tokenfeed import __version__
 from tokenfeed.sampling import orders
 
 RECORDED = sorted((ROOT / "tests" / "recordings").glob("*/names.json"))
@@ -52,6 +53,13 @@ def test_every_name_of_an_earlier_version_is_still_there(
     assert missing(recorded, present, path.parent.name) == []
     assert len(recorded["commands"]["serve"]) > 40
     assert len(recorded["contract"]) > 15
+
+
+def test_every_name_of_this_version_is_recorded(present: dict[str, Any]) -> None:
+    """A name that is new is a promise from the release on: python -m tests.recordings."""
+    (recorded,) = [path for path in RECORDED if path.parent.name == __version__]
+
+    assert missing(present, json.loads(recorded.read_text()), "new") == []
 
 
 def test_the_page_lists_what_there_is() -> None:
