@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.integration.conftest import Note
 from tests.integration.engine import BUILD_SECONDS, docker
 from tests.integration.pods import ARGUMENTS, RANKS, Cluster
 from tests.integration.stack import SERVER_IMAGE, TRAINER_IMAGE
+from tests.support.releases import extract, last_release
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
-OLD = "89ca1b5f5a875fbd6a2be10f0e46b1522fa7e56c"
-"""A commit of this revision of the contract. Once there is a release, name the last one instead."""
 # On the packages of the tree's images, so that nothing differs but the code.
 DOCKERFILE = """
 FROM {image}
@@ -38,23 +34,18 @@ class Images(NamedTuple):
 
 @pytest.fixture(scope="module")
 def old(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
-    """Those of the old commit."""
-    known = subprocess.run(["git", "cat-file", "-e", OLD], cwd=ROOT, capture_output=True)
-    if known.returncode != 0:
-        pytest.skip("needs the history of the repository: git fetch --unshallow")
+    """Those of the last release."""
+    commit = last_release()
     folder = tmp_path_factory.mktemp("old")
-    server = build(folder / "server", SERVER_IMAGE, "tokenfeed", "server")
-    trainer = build(folder / "trainer", TRAINER_IMAGE, "tokenfeed", "client")
+    server = build(folder / "server", SERVER_IMAGE, commit, "tokenfeed", "server")
+    trainer = build(folder / "trainer", TRAINER_IMAGE, commit, "tokenfeed", "client")
     yield Images(server, trainer)
     docker("rmi", server, trainer)
 
 
-def build(context: Path, image: str, *folders: str) -> str:
-    """An image of the tree with folders of the old commit, by its id."""
-    words = ["git", "archive", OLD, *folders]
-    archive = subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=BytesIO(archive)) as packed:
-        packed.extractall(context / "code", filter="data")
+def build(context: Path, image: str, commit: str, *folders: str) -> str:
+    """An image of the tree with folders of a commit, by its id."""
+    extract(commit, context / "code", *folders)
     (context / "Dockerfile").write_text(DOCKERFILE.format(image=image))
     return docker("build", "--quiet", str(context), seconds=BUILD_SECONDS)
 

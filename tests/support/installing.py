@@ -62,10 +62,12 @@ def environment(packages: Path | None) -> dict[str, str]:
 
 
 @contextmanager
-def serving(packages: Path | None, folder: Path, *command: str | Path) -> Iterator[str]:
+def serving(
+    packages: Path | None, folder: Path, *command: str | Path, port: int = 0
+) -> Iterator[str]:
     """Run a server in a folder, and yield its address; SIGTERM ends it."""
     process = subprocess.Popen(
-        [*map(str, command), "--host", "127.0.0.1", "--port", "0"],
+        [*map(str, command), "--host", "127.0.0.1", "--port", str(port)],
         cwd=folder,
         env=environment(packages),
         stdout=subprocess.PIPE,
