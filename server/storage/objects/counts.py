@@ -1,4 +1,6 @@
-"""How many GETs this process has made, and for what: what an object store bills."""
+"""How many GETs this process has made, and for what: what an object store bills; and what its cache
+has saved.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import NamedTuple
 ROW = "row"
 """Tokens of rows, and of their masks, which streams wait for."""
 BLOCK = "block"
-"""Tokens that are read in order, or for a fingerprint or a digest."""
+"""Blocks of the cache; tokens that are read in order, or for a fingerprint or a digest."""
 INDEX = "index"
 """Beginnings of objects, indices, manifests; lists of names, and looks whether there is one."""
 REASONS = (ROW, BLOCK, INDEX)
@@ -45,3 +47,19 @@ class RequestCounts:
 
 REQUESTS = RequestCounts()
 """Of this process."""
+
+
+class CacheCounts(NamedTuple):
+    """What a cache of objects has.
+
+    size_bytes: of its file, 0 if there is none any more.  blocks, cached_blocks: of the datasets,
+    and those that are cached.  hits, misses: rows that were copied from it, or not.  damaged:
+    blocks whose checksum had changed.
+    """
+
+    size_bytes: int = 0
+    blocks: int = 0
+    cached_blocks: int = 0
+    hits: int = 0
+    misses: int = 0
+    damaged: int = 0

@@ -16,6 +16,8 @@ from client import NumpyBatches, Timeouts
 from tests.conftest import Serve, Server, serving
 from tests.support.object_server import ObjectServer, object_server
 from tests.support.waiting import eventually
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.server.storage.objects.counts import REASONS
 from tokenfeed.server.storage.objects.slab import BLOCK_BYTES, FILE, FOLDER, open_slab, size_of
 from tokenfeed.tools import verify
 
@@ -91,6 +93,69 @@ def test_an_epoch_out_of_the_cache_makes_no_get(
     assert values["tokenfeed_object_cache_damaged_blocks_total"] == 0
 
 
+@pytest.mark.parametrize(
+    ("order", "blocks", "slots", "most"),
+    [
+        ("shuffled", 64, 80, 1.1),
+        ("blocks", 96, 36, 1.05 + 16 / 96),  # the next group is fetched ahead
+        pytest.param("blocks", 720, 36, 1.05, marks=[pytest.mark.proof, pytest.mark.slow(120)]),
+    ],
+)
+def test_an_epoch_fetches_little_more_than_the_corpus(
+    store: ObjectServer,
+    serve: Serve,
+    tmp_path: Path,
+    order: str,
+    blocks: int,
+    slots: int,
+    most: float,
+) -> None:
+    """At full speed: a store bills each byte. Of a corpus that fits, and of one that is up to 20
+    times the cache; then the disk has never more than it may.
+    """
+    tokens = np.random.default_rng(1).integers(0, 50_000, (8 << 19) + 1).astype("<u2")
+    for number in range(blocks // 8):
+        store.put(f"bucket/c/{number:03}.bin", tokens.tobytes())
+    words = ["--data", "train=s3://bucket/c/", *caching(tmp_path, slots)[2:]]
+    server = serve(*words, "--metrics-port", "0", timers=TIMERS)
+    groups = {"group_tokens": 16 << 19} if order == "blocks" else {}
+    options = {"seed": 1, "rank": 0, "world_size": 1, "order": order, **groups}
+    steps, parts = blocks * (1 << 19) // T // 64, []
+    for epoch in range(2):
+        before = metrics(server)
+        given = options | {"start_step": epoch * steps, "num_batches": steps}
+        with NumpyBatches(server.address, 64, T, **given) as feed:  # type: ignore[arg-type]
+            for x, _ in feed:
+                assert x[0, 0] in tokens[::T]
+        after = metrics(server)
+        names = [f'tokenfeed_object_bytes_total{{reason="{reason}"}}' for reason in REASONS]
+        parts.append(
+            [(after.get(name, 0) - before.get(name, 0)) / (blocks << 20) for name in names]
+        )
+    (rows, whole, _), second = parts
+    assert 0 < rows < 0.1
+    assert 1 <= rows + whole <= most
+    assert sum(second) == 0 if order == "shuffled" else 0.5 < sum(second) <= most
+    status = (tmp_path / FOLDER / FILE).stat()
+    assert max(status.st_size, status.st_blocks * 512) <= size_of(slots) + 4096
+
+
+def test_groups_that_the_cache_has_no_room_for_are_refused(
+    store: ObjectServer, serve: Serve, tmp_path: Path
+) -> None:
+    """Their blocks would be fetched again and again; the error has the ways out."""
+    server = serve(*caching(tmp_path, 16), timers=TIMERS)
+    options = OPTIONS | {"order": "blocks"}
+    with (
+        NumpyBatches(server.address, B, T, **options) as feed,  # type: ignore[arg-type]
+        pytest.raises(InvalidRequest, match=r"reads 22 blocks .* has 16, .* smaller group_tokens"),
+    ):
+        next(feed)
+    require_right = options | {"group_tokens": 16 << 19}
+    with NumpyBatches(server.address, B, T, **require_right) as feed:  # type: ignore[arg-type]
+        next(feed)
+
+
 def metrics(server: Server) -> dict[str, float]:
     address = server.stderr.partition("metrics address=")[2].split()[0]
     with urllib.request.urlopen(address) as page:
@@ -112,11 +177,10 @@ def test_a_kill_while_the_cache_fills_changes_no_row(
     timers = TIMERS | {f"{_MODULE}._COMMIT_BLOCKS": 2}
     # Not all fits, so that slots get other blocks all the time.
     words = caching(tmp_path, 16)
-    timers |= {f"{_MODULE}.TOUCHES": 1, f"{_MODULE[:-12]}cached_blocks.TOUCHES": 1}
     other, most = serve(*words, timers=timers), 0
     for number in range(kills):
         server = serve(*words, timers=timers)
-        options = {"start_step": 40 * number}
+        options = {"start_step": 733 * number, "order": "blocks", "group_tokens": 1 << 23}
         require_rows(server.address, local, 3, **options)
         server.process.send_signal(signal.SIGSTOP)  # where it is
         time.sleep(chance.uniform(0, 0.02))
