@@ -20,6 +20,7 @@ from tokenfeed.errors import InvalidRequest
 from tokenfeed.server.storage.objects.counts import REASONS
 from tokenfeed.server.storage.objects.slab import BLOCK_BYTES, FILE, FOLDER, open_slab, size_of
 from tokenfeed.tools import verify
+from tokenfeed.tools.__main__ import main as tools
 
 B, T = 4, 2048
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 12_000_000).astype("<u2")
@@ -76,6 +77,9 @@ def test_an_epoch_out_of_the_cache_makes_no_get(
     """Who trains for more than one pays once. Metrics and the log tell how far it is."""
     server = serve(*caching(tmp_path), "--metrics-port", "0", timers=TIMERS)
     assert f"object cache folder={tmp_path} bytes={size_of(32)} blocks=32 cached=0" in server.stderr
+    assert (
+        "as whole blocks is 23 GETs, 0.00 dollars; as rows of 2,048 tokens 5,859" in server.stderr
+    )
     epoch = TOKENS.size // T // B
     require_rows(server.address, local, 2)
     assert eventually(lambda: f"filled blocks={BLOCKS} of={BLOCKS}" in server.stderr, 20)
@@ -154,6 +158,30 @@ def test_groups_that_the_cache_has_no_room_for_are_refused(
     require_right = options | {"group_tokens": 16 << 19}
     with NumpyBatches(server.address, B, T, **require_right) as feed:  # type: ignore[arg-type]
         next(feed)
+
+
+def test_a_plan_tells_what_the_store_bills(
+    store: ObjectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before it is on the bill: an epoch and a half of 5,859 windows."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mixture = tmp_path / "mixture.toml"
+    mixture.write_text("[weights]\ntrain = 1\n")
+    words = [
+        "plan",
+        str(mixture),
+        "file:train=s3://bucket/a.bin?dtype=uint16",
+        "--tokens=18_000_000",
+    ]
+    words += ["--context-length", "2048", "--object-prices", "400000,1e6"]
+    assert tools(words) == 0
+    printed = capsys.readouterr().out
+    assert "row by row, without a cache: 8,790 GETs, 36,003,840 bytes, 39,519.84 dollars" in printed
+    assert "in whole blocks, by order blocks: 35 GETs, 36,003,840 bytes" in printed
+    assert "in whole blocks, once: 23 GETs, 23,998,464 bytes" in printed
 
 
 def metrics(server: Server) -> dict[str, float]:

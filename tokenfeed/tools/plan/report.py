@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from tokenfeed.client.feed.stats import SourceStats
+from tokenfeed.server.storage.objects.counts import Prices
 from tokenfeed.stream.schedule import Exhausted
 
 from .forecast import (
@@ -29,7 +30,8 @@ class Report:
     global_batch_size: rows of a step of all ranks; None is unknown.  seen: of each source, by the
     history of a state; None without one.  first_batch: of that history, above 0 if older ones
     were dropped.  target_shares: of each source, by its number, the share of the positions of x
-    that have a target, before any loss mask: 1 for windows.
+    that have a target, before any loss mask: 1 for windows.  token_bytes: of each source, by its
+    number.  prices: of the object store that is read; None without one.
     """
 
     planned: Forecast
@@ -39,6 +41,8 @@ class Report:
     seen: Mapping[str, SourceStats] | None
     first_batch: int
     target_shares: Mapping[int, Fraction]
+    token_bytes: Mapping[int, int]
+    prices: Prices | None
 
     def text(self) -> str:
         """Return lines for people."""
@@ -74,6 +78,10 @@ class Report:
             "stages": [self._plain_stage(stage) for stage in planned.stages],
             "sources": {self._name(each): self._plain_source(each) for each in planned.numbers},
             "smaller_blocks": self._plain_smaller_blocks(),
+            "object_store": {
+                name: {"gets": gets, "bytes": size_bytes, "dollars": dollars}
+                for name, (gets, size_bytes, dollars) in self._bills().items()
+            },
         }
 
     # --- text ---
@@ -181,6 +189,8 @@ class Report:
                 f"{self._name(n)} {tokens:,}" for n, tokens in groups.items() if tokens
             )
             yield f"  groups of blocks: {total_tokens:,} tokens at a time ({each})"
+        for name, (gets, size_bytes, dollars) in self._bills().items():
+            yield f"  {name}: {gets:,} GETs, {size_bytes:,} bytes, {dollars:,.2f} dollars"
 
     def _end_lines(self) -> Iterable[str]:
         planned = self.planned
@@ -194,6 +204,26 @@ class Report:
             yield f"nothing is left from sample {planned.first_sample:,} on"
         if not planned.exhausted:
             yield "no source is exhausted"
+
+    def _bills(self) -> dict[str, tuple[int, int, float]]:
+        """Return what the tokens cost in an object store: GETs, bytes and dollars, by how they are
+        read. Nothing without one.
+        """
+        if self.prices is None:
+            return {}
+        tokens, rows = self.planned.tokens, self.planned.rows
+        size = {n: count * self.token_bytes[n] for n, count in tokens.items()}
+        once = {
+            n: min(size[n], rows.get(n, 0) * self._length * self.token_bytes[n] or size[n])
+            for n in size
+        }
+        samples = sum(self.planned.samples[n] for n in tokens)
+        parts = {
+            "row by row, without a cache": (samples, sum(size.values())),
+            "in whole blocks, by order blocks": (-(-sum(size.values()) >> 20), sum(size.values())),
+            "in whole blocks, once": (-(-sum(once.values()) >> 20), sum(once.values())),
+        }
+        return {name: (*part, self.prices.dollars(*part)) for name, part in parts.items()}
 
     def _group_tokens(self, number: int) -> int:
         """Return the tokens of a group of a source; 0 for an order without groups."""
