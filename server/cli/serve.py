@@ -134,6 +134,8 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     status.add_to(server)
     drains = [health.drain, calls.drain, describe_calls.drain, status.drain]
     names = [service.name, HEALTH_SERVICE, STATUS_SERVICE]
+    if cache is not None:
+        drains.append(cache.end)
     if not arguments.no_locate:
         provenance = Provenance(service, counts)
         provenance.add_to(server)
@@ -164,8 +166,6 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         drain()
     stopped = listener.stop(server, arguments.drain_seconds)
     warm_up.close()
-    if cache is not None:
-        cache.close()
     for dataset in datasets.values():
         dataset.stop_search()
     rescans.close()

@@ -178,10 +178,9 @@ class StartsBuilder(IndexBuilder[Places, StartIndex]):
 
     def _require_same_indices(self) -> None:
         """Raise InvalidCorpus if an index has changed while it was read."""
-        for documents, before in zip(
-            self._known or (), self.made_from.get("indices") or (), strict=False
-        ):
-            if index_facts(documents.path) != before:
+        known, before = self._known or (), self.made_from.get("indices") or ()
+        for documents, found, expected in zip(known, index_facts(known), before, strict=False):
+            if found != expected:
                 problem = "changed while it was being opened; start again when it is complete"
                 raise InvalidCorpus(documents.path, problem)
 
@@ -232,7 +231,7 @@ def _facts(
         "dtype": store.stored.name,
         "tokens": fingerprint.hex(),
         "files": file_facts(store.files),
-        "indices": None if known is None else [index_facts(one.path) for one in known],
+        "indices": None if known is None else index_facts(known),
         "document_end_token": delimiters.end,
         "document_start_token": delimiters.start,
     }

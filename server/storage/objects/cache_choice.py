@@ -68,13 +68,15 @@ def open_cache(
             _LOG.info(_costs(objects, prices))
         return None
     _LOG.info(_costs(objects, prices))
-    block_count = sum(each.add_blocks().block_count for each in objects)
+    block_count = sum(
+        -(-shard.content_bytes // BLOCK_BYTES) for each in objects for shard in each.shards
+    )
     if folder is not None:
         try:
             slab = _opened(folder, size_bytes, block_count, left_bytes=0)
+            return _cache(slab, objects, folder)
         except UnusableFolder as problem:
             raise InvalidRequest(OBJECT_CACHE, f"{problem}; or pass {NO_CACHE}") from None
-        return _cache(slab, objects, folder)
     own = os.path.join(_SHARED_FOLDER, f"tokenfeed-{os.geteuid()}")
     problems = []
     for chosen in (cache_folder(), own) if "KUBERNETES_SERVICE_HOST" not in os.environ else ():
@@ -132,7 +134,12 @@ def require_intact(folder: str) -> int:
 
 
 def _cache(slab: Slab, objects: Sequence[ObjectBytes], folder: str) -> ObjectCache:
-    cache = ObjectCache(slab, objects)
+    for each in objects:
+        each.add_blocks()
+    try:
+        cache = ObjectCache(slab, objects)
+    except RuntimeError as error:
+        raise UnusableFolder(f"{folder} cannot be used: {error}") from error
     for each in objects:
         each.use_cache(cache)
     counts = cache.counts

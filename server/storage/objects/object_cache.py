@@ -566,7 +566,8 @@ class ObjectCache:
         Their number follows from the time since the last ones, as if no more than a minute.
         """
         seconds = min(now - self._scrub_at, 60.0)
-        count = max(1, round(slab.slot_count * seconds / SCRUB_SECONDS))
+        count = round(slab.slot_count * seconds / SCRUB_SECONDS)
+        count = max(1, min(count, slab.slot_count))  # none twice
         due = self._scrub_at + count * SCRUB_SECONDS / slab.slot_count
         self._scrub_at = max(due, now - 60.0)
         slots = np.arange(self._scrubbed, self._scrubbed + count) % slab.slot_count
