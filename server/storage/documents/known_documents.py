@@ -9,13 +9,10 @@ import numpy as np
 
 from tokenfeed.errors import InvalidCorpus
 
-from ...runtime.threads.parallel import map_in_threads
 from ..bytes import StoredShard
 from ..door import open_file
 from ..formats import Documents
 from .numbers import Numbers
-
-_OPENERS = 32
 
 
 class Part(NamedTuple):
@@ -78,14 +75,9 @@ def known_parts(
         yield Part(file, np.empty(0, dtype=np.int64), token_count)
 
 
-def index_facts(known: Sequence[Documents]) -> list[list[object]]:
-    """Return what changes when the index of a file is written to, of each.  Raises: InvalidCorpus
-    if one is gone.
+def index_facts(path: str) -> list[object]:
+    """Return what changes when the index of a file is written to.  Raises: InvalidCorpus if it is
+    gone.
     """
-
-    def facts(path: str) -> list[object]:
-        with open_file(path) as file:
-            return [file.name, file.size_bytes, file.modified_ns, *file.tags]
-
-    # Many at once: in an object store each is a round trip.
-    return list(map_in_threads(facts, [each.path for each in known], _OPENERS, "tokenfeed-index"))
+    with open_file(path) as file:
+        return [file.name, file.size_bytes, file.modified_ns, *file.tags]

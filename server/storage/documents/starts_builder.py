@@ -178,9 +178,10 @@ class StartsBuilder(IndexBuilder[Places, StartIndex]):
 
     def _require_same_indices(self) -> None:
         """Raise InvalidCorpus if an index has changed while it was read."""
-        known, before = self._known or (), self.made_from.get("indices") or ()
-        for documents, found, expected in zip(known, index_facts(known), before, strict=False):
-            if found != expected:
+        for documents, before in zip(
+            self._known or (), self.made_from.get("indices") or (), strict=False
+        ):
+            if index_facts(documents.path) != before:
                 problem = "changed while it was being opened; start again when it is complete"
                 raise InvalidCorpus(documents.path, problem)
 
@@ -231,7 +232,7 @@ def _facts(
         "dtype": store.stored.name,
         "tokens": fingerprint.hex(),
         "files": file_facts(store.files),
-        "indices": None if known is None else index_facts(known),
+        "indices": None if known is None else [index_facts(one.path) for one in known],
         "document_end_token": delimiters.end,
         "document_start_token": delimiters.start,
     }
