@@ -26,7 +26,6 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...runtime.small_files import replace_file
-from ...runtime.threads.parallel import map_in_threads
 from ...storage.door import ERASED_ATTRIBUTE, door_of
 from ...storage.option_names import REDACTIONS
 from ...storage.store import TokenStore
@@ -38,11 +37,8 @@ from .ranges import TokenRanges
 RECORD = ".tokenfeed-erased.jsonl"
 _ATTRIBUTE_RANGES = 20
 """Up to 900 bytes: ext4 has less than 4 KiB for all attributes of a file."""
-_READERS = 32
-_RESTORED = (
-    f"has a damaged attribute {ERASED_ATTRIBUTE}; remove it (setfattr -x) if the file was restored "
-    "since"
-)
+_RESTORED = f"has a damaged attribute {ERASED_ATTRIBUTE}; remove it (setfattr -x) if the file was "
+_RESTORED += "restored since"
 
 
 class _Record(NamedTuple):
@@ -100,7 +96,7 @@ def record(store: TokenStore, erasure: Erasure, fill: int, *, is_listed: bool) -
             new = TokenRanges.of((file, *each) for each in pairs)
             over = Overlay(store.files.read, new, fill, store.stored)
             if pairs and (is_listed or not over.is_erased(file)):
-                lines.append(_line(_pairs(new), fill, name=name))
+                lines.append(_line(new, fill, name=name))
         if len(lines) > line_count:
             _write(place, b"".join(line + b"\n" for line in lines), sorted(files))
 
@@ -118,14 +114,13 @@ def _write(place: str, content: bytes, names: Sequence[str]) -> None:
 
 
 def attribute_of(ranges: TokenRanges, fill: int) -> bytes:
-    """Return what a file says of itself, with the first ranges.  ranges: its erased ones.  fill:
-    the token there.
-    """
-    return _line(_pairs(ranges)[:_ATTRIBUTE_RANGES], fill, tokens=ranges.token_count)
+    """Return what a file says of itself.  ranges: its erased ones.  fill: the token there."""
+    return _line(ranges, fill, tokens=ranges.token_count)
 
 
-def _line(pairs: Sequence[tuple[int, int]], fill: int, **facts: object) -> bytes:
-    """Return a record as JSON.  pairs: first and end of ranges of tokens."""
+def _line(ranges: TokenRanges, fill: int, **facts: object) -> bytes:
+    """Return a record as JSON: of an attribute, which has no name, only the first ranges."""
+    pairs = _pairs(ranges)[: None if "name" in facts else _ATTRIBUTE_RANGES]
     return json.dumps({**facts, "fill": fill, "ranges": pairs}).encode()
 
 
@@ -172,10 +167,7 @@ def _recorded(store: TokenStore) -> Iterator[tuple[int, str, _Record]]:
     """Yield numbers of files of a dataset, and what is recorded of each, and where."""
     files: dict[str, dict[str, list[int]]] = {}
     real_folders: dict[str, str] = {}
-    paths = [shard.path for shard in store.shards]
-    # Of many files on a file system of a network, each attribute is a round trip.
-    attributes = map_in_threads(lambda p: door_of(p).erased(p), paths, _READERS, "tokenfeed-open")
-    for (file, shard), of_file in zip(enumerate(store.shards), attributes, strict=True):
+    for file, shard in enumerate(store.shards):
         door, (folder, name) = door_of(shard.path), os.path.split(shard.path)
         if door.is_link(shard.path):
             folder, name = os.path.split(door.real(shard.path))
@@ -185,7 +177,7 @@ def _recorded(store: TokenStore) -> Iterator[tuple[int, str, _Record]]:
                 real_folders[folder] = door.real(folder)
             folder = real_folders[folder]
         files.setdefault(folder, {}).setdefault(name, []).append(file)
-        if of_file:
+        if of_file := door.erased(shard.path):
             yield file, f"its attribute {ERASED_ATTRIBUTE}", _parsed(of_file, shard.path, _RESTORED)
     for folder, names in files.items():
         place = os.path.join(folder, RECORD)
