@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -51,11 +52,14 @@ from ..runtime.process.mallopt import keep_freed_memory
 from ..runtime.process.signals import Signals
 from ..runtime.threads.poll_rate import PollRate
 from ..runtime.threads.poller import Poller, RescanWorker
-from ..storage.door import StorageOptions
-from ..storage.objects.cache_choice import open_cache
-from ..storage.option_names import CACHE_DIR, VOCAB_SIZE
+from ..storage.door import StorageOptions, scheme_of
+from ..storage.option_names import CACHE_DIR, NO_CACHE, OBJECT_CACHE, VOCAB_SIZE
+from ..storage.store import TokenStore
 from .dataset_options import parse_all, refused
 from .serve_options import build_parser
+
+if TYPE_CHECKING:
+    from ..storage.objects.object_cache import ObjectCache
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -102,9 +106,7 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     opened = datasets.values()
     stores = [each.store for each in opened]
     stores += [plane.store for each in opened for plane in each.plane_files]
-    cache = open_cache(
-        [store.files for store in stores], arguments.object_cache, arguments.object_cache_bytes
-    )
+    cache = open_object_cache(stores, arguments)
     activity, counts = Activity(), CallCounts()
     calls = AdmissionControl(limits, counts)
     describe_calls = AdmissionControl(DESCRIBE_LIMITS, counts)
@@ -132,6 +134,8 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     status.add_to(server)
     drains = [health.drain, calls.drain, describe_calls.drain, status.drain]
     names = [service.name, HEALTH_SERVICE, STATUS_SERVICE]
+    if cache is not None:
+        drains.append(cache.end)
     if not arguments.no_locate:
         provenance = Provenance(service, counts)
         provenance.add_to(server)
@@ -162,8 +166,6 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         drain()
     stopped = listener.stop(server, arguments.drain_seconds)
     warm_up.close()
-    if cache is not None:
-        cache.close()
     for dataset in datasets.values():
         dataset.stop_search()
     rescans.close()
@@ -181,6 +183,21 @@ def prepare_process() -> None:
     crc32c.require_fast()
     keep_freed_memory()
     listener.allow_connections()
+
+
+def open_object_cache(
+    stores: Sequence[TokenStore], arguments: argparse.Namespace
+) -> ObjectCache | None:
+    """Return the cache of what is in object stores; None without one.  Raises: InvalidRequest."""
+    if not any(scheme_of(store.shards[0].path) for store in stores):
+        if arguments.object_cache not in (None, NO_CACHE):
+            _LOG.warning("%s is not used: no dataset is in an object store", OBJECT_CACHE)
+        return None
+    from ..storage.objects.cache_choice import open_cache  # a server of files needs none of it
+
+    files = [store.files for store in stores]
+    options = arguments.object_cache, arguments.object_cache_bytes, arguments.object_prices
+    return open_cache(files, *options)
 
 
 def bind(

@@ -10,13 +10,16 @@ from tokenfeed.commands import program
 from tokenfeed.stream.position import BATCH_BYTES_MAX
 
 from ..datasets.options import OPTIONS
-from ..storage.objects.cache_choice import FOLDER_OPTION, SIZE_OPTION
+from ..storage.objects.counts import PRICES_HELP, Prices, prices
 from ..storage.option_names import (
     CACHE_DIR,
     DTYPE,
     FORMAT,
     IMMUTABLE,
     MIXED_SPLITS,
+    OBJECT_CACHE,
+    OBJECT_CACHE_BYTES,
+    OBJECT_PRICES,
     READ,
     REDACTIONS,
     ROW_TOKENS,
@@ -92,18 +95,25 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         "(default: what fits)",
     )
     add(
-        FOLDER_OPTION,
+        OBJECT_CACHE,
         metavar="DIR",
         help="folder of a local disk where tokens of object stores are kept; none: they are "
         "fetched again for each row (default: where there is a local disk: tokenfeed in "
         "$XDG_CACHE_HOME, or in ~/.cache; else in /var/tmp)",
     )
     add(
-        SIZE_OPTION,
+        OBJECT_CACHE_BYTES,
         type=int,
         metavar="BYTES",
         help="maximum size of what is kept there (default: the corpora, and at most half of what "
         "is free)",
+    )
+    add(
+        OBJECT_PRICES,
+        type=prices,
+        default=Prices(),
+        metavar="GETS,GB",
+        help=PRICES_HELP,
     )
 
 

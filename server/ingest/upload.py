@@ -32,6 +32,8 @@ _UPLOADS = 4
 """Objects that are sent at once."""
 _ANSWER_SECONDS = 3600.0
 _COMPARED_BYTES = 8 << 20
+_OBJECT_BYTES_MAX = 5 << 30
+"""What S3 takes in one request."""
 _NOTES = "uploaded"
 _CURE = "finished work is kept; run the same command again"
 
@@ -72,7 +74,7 @@ class _Notes:
         self._path = path
         self._tags: dict[str, str] = {}
         if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8", errors="replace") as file:
                 lines = [line for line in file if line.endswith("\n")]
             self._tags = {
                 name: tag for tag, _, name in (line[:-1].partition("\t") for line in lines)
@@ -97,6 +99,10 @@ def _upload(folder: str, out: str) -> None:
         if os.path.isdir(os.path.join(folder, split))
         for name in sorted(os.listdir(os.path.join(folder, split)))
     ]
+    for name in names:  # before the first request
+        if (size_bytes := os.path.getsize(path := os.path.join(folder, name))) > _OBJECT_BYTES_MAX:
+            problem = f"has {size_bytes} bytes, and a request stores {_OBJECT_BYTES_MAX} at most"
+            raise WriteFailed(path, f"{problem}; use fewer --shard-tokens")
     with write_errors(out):
         bucket = Bucket(url, answer_seconds=_ANSWER_SECONDS)
         notes = _Notes(os.path.join(folder, _NOTES))

@@ -24,6 +24,7 @@ from tokenfeed.wire.row_block import Plane, RowBlock
 from ..datasets.redactions.redacted_rows import are_same
 from ..storage.exchanges import EXCHANGES
 from ..storage.store import READ_AHEAD_BYTES, RowStore
+from .held_groups import HeldGroups
 from .planned_rows import PlannedRows
 
 _CURRENT_SECONDS = 0.5
@@ -63,11 +64,18 @@ class RowReader:
     of a row.  waits: whether the rows that were taken last are not at hand.
     """
 
-    def __init__(self, request: AnyRequest, store: RowStore, wrap: Callable[[], RowStore]) -> None:
+    def __init__(
+        self,
+        request: AnyRequest,
+        store: RowStore,
+        wrap: Callable[[], RowStore],
+        groups: HeldGroups | None = None,
+    ) -> None:
         """Begin at the request's first row.
 
         request: of one stage.  store: of its rows.  wrap: returns the rows with what is redacted
-        and erased now, like `Redactor.wrap`; what it raises is raised.
+        and erased now, like `Redactor.wrap`; what it raises is raised.  groups: of the request;
+        None if no storage is to know them.
         """
         self.request = request
         self.row = self._advised_row = request.first_row
@@ -77,6 +85,7 @@ class RowReader:
         self._began_at = time.monotonic()
         self._store = store
         self._wrap = wrap
+        self._groups = groups
         self._rows = self._wrapped()
         self._plan = PlannedRows(
             request.stream, store.shapes, request.position, self.row, self.end_row
@@ -97,6 +106,8 @@ class RowReader:
         """
         first, end = self.row, min(self.row + rows_max, self.end_row)
         ahead = end + self._rows_ahead
+        if self._groups is not None:
+            self._groups.at(first)
         spans, self.waits = self._plan.rows(first, end), self._store.cold
         if self.waits:
             advised = self._plan.rows(self._advised_row, ahead)

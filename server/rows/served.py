@@ -37,6 +37,7 @@ from ..datasets.redactions.redacted_rows import Redactor
 from ..storage.mixed_store import MixedStore
 from ..storage.store import RowStore
 from .expected_stream import require_stream
+from .held_groups import HeldGroups
 from .reader import RowReader
 
 _MIXTURES_KEPT = 64
@@ -143,10 +144,13 @@ class ServedDatasets:
         """Return the reader of a request that was checked.  datasets, store: as `check` returns
         them.
 
-        Raises: StreamMismatch if a list of redactions is missing; LimitExceeded.
+        Raises: StreamMismatch if a list of redactions is missing; LimitExceeded; InvalidRequest if
+        storage has not the room for the groups of its order.
         """
+        groups = HeldGroups(request, datasets)
+        groups.at(request.first_row)
         wrap = partial(self.redactor.wrap, store, datasets, request.stream, request.planes)
-        return RowReader(request, store, wrap)
+        return RowReader(request, store, wrap, groups)
 
     def _mix(self, names: tuple[str, ...], have_pieces: tuple[bool, ...]) -> MixedStore:
         return MixedStore([self.by_name[name].store for name in names], have_pieces)

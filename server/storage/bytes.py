@@ -222,6 +222,20 @@ class Bytes(Protocol):
         a storage that has to choose what to read first.
         """
 
+    @property
+    def holds_groups(self) -> bool:
+        """Return whether `hold` has an effect: storage that fetches whole blocks, and has not room
+        for all.
+        """
+
+    def hold(self, owner: object, present: Extents, following: Extents) -> None:
+        """Fetch extents that a stream reads until it comes to the next group of an order, and then
+        those of that group; keep them until it is called again for this owner, or there is none.
+
+        owner: an object that is alive while the stream is.  present, following: of any size.
+        Raises: InvalidRequest if there is not the room for it.
+        """
+
     def read_ahead(self, extents: Extents) -> None:
         """Start to read what will be needed soon, whether cold or not. Never waits."""
 

@@ -1,5 +1,6 @@
 """The names of the options of a dataset, as errors name them: `tokenfeed serve` and other commands
-have them, and `file:` targets. datasets/options.py says what each takes.
+have them, and `file:` targets. datasets/options.py says what each takes. The last ones are those of
+object stores, of a process.
 """
 
 from __future__ import annotations
@@ -19,3 +20,7 @@ START_TOKEN = Option("document-start-token")
 LOSS_MASK = Option("loss-mask")
 REDACTIONS = Option("redactions")
 CACHE_DIR = Option("cache-dir")
+
+OBJECT_CACHE, OBJECT_CACHE_BYTES = "--object-cache", "--object-cache-bytes"
+OBJECT_PRICES = "--object-prices"
+NO_CACHE = "none"

@@ -163,6 +163,11 @@ class MemoryBytes:
             for place in _places(extents):
                 self._ready.setdefault(place, due)
 
+    holds_groups = False
+
+    def hold(self, owner: object, present: Extents, following: Extents) -> None:
+        pass
+
     def arrive(self, extents: Extents) -> None:
         """Have extents at hand from now on."""
         with self._lock:

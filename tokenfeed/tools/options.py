@@ -11,6 +11,8 @@ from tokenfeed.client.feed.mixture.recipe import GROUP_TOKENS
 from tokenfeed.commands import COMMANDS, program
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.orders import padded_v1
+from tokenfeed.server.storage.objects.counts import PRICES_HELP, Prices, prices
+from tokenfeed.server.storage.option_names import OBJECT_PRICES
 
 from .bench import run_bench
 from .describe import run_describe
@@ -158,6 +160,7 @@ def _add_plan(commands: _Commands) -> None:
         help="rows of a step of all ranks: delays of stages are then shown in steps too, and "
         "smaller blocks are offered for more than 50 steps",
     )
+    add(OBJECT_PRICES, type=prices, default=Prices(), metavar="GETS,GB", help=PRICES_HELP)
     _add_plan_files(add)
 
 

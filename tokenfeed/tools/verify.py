@@ -29,8 +29,8 @@ from tokenfeed.server.datasets.sources.manifest import (
     require_as_ingested,
 )
 from tokenfeed.server.storage.door import StorageOptions, absolute
-from tokenfeed.server.storage.objects.cache_choice import FOLDER_OPTION, require_intact
-from tokenfeed.server.storage.option_names import REDACTIONS
+from tokenfeed.server.storage.objects.cache_choice import require_intact
+from tokenfeed.server.storage.option_names import OBJECT_CACHE, REDACTIONS
 
 from .redact.describing import describe_lists
 
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_dataset_arguments(parser, REDACTIONS)
     parser.add_argument(
-        FOLDER_OPTION,
+        OBJECT_CACHE,
         metavar="DIR",
         help="also check each block of the cache of objects in this folder; those that have "
         "changed are taken out of it",

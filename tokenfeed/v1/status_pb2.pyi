@@ -12,7 +12,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, streams_max: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("server_version", "started_ms", "now_ms", "draining", "threads", "anonymous_bytes", "resident_bytes", "memory_limit_bytes", "datasets", "streams", "streams_omitted", "streams_open", "streams_max", "refusals", "evictions", "second_bytes", "bytes_per_second", "object_requests")
+    __slots__ = ("server_version", "started_ms", "now_ms", "draining", "threads", "anonymous_bytes", "resident_bytes", "memory_limit_bytes", "datasets", "streams", "streams_omitted", "streams_open", "streams_max", "refusals", "evictions", "second_bytes", "bytes_per_second", "object_requests", "object_cache")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_MS_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class GetStatusResponse(_message.Message):
     SECOND_BYTES_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     OBJECT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_CACHE_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     started_ms: int
     now_ms: int
@@ -49,7 +50,22 @@ class GetStatusResponse(_message.Message):
     second_bytes: _containers.RepeatedScalarFieldContainer[int]
     bytes_per_second: float
     object_requests: _containers.RepeatedCompositeFieldContainer[ObjectRequests]
-    def __init__(self, server_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., draining: bool = ..., threads: _Optional[int] = ..., anonymous_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[StreamStatus, _Mapping]]] = ..., streams_omitted: _Optional[int] = ..., streams_open: _Optional[int] = ..., streams_max: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., evictions: _Optional[int] = ..., second_bytes: _Optional[_Iterable[int]] = ..., bytes_per_second: _Optional[float] = ..., object_requests: _Optional[_Iterable[_Union[ObjectRequests, _Mapping]]] = ...) -> None: ...
+    object_cache: ObjectCache
+    def __init__(self, server_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., draining: bool = ..., threads: _Optional[int] = ..., anonymous_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[StreamStatus, _Mapping]]] = ..., streams_omitted: _Optional[int] = ..., streams_open: _Optional[int] = ..., streams_max: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusals, _Mapping]]] = ..., evictions: _Optional[int] = ..., second_bytes: _Optional[_Iterable[int]] = ..., bytes_per_second: _Optional[float] = ..., object_requests: _Optional[_Iterable[_Union[ObjectRequests, _Mapping]]] = ..., object_cache: _Optional[_Union[ObjectCache, _Mapping]] = ...) -> None: ...
+
+class ObjectCache(_message.Message):
+    __slots__ = ("size_bytes", "blocks", "cached_blocks", "hits", "misses")
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    blocks: int
+    cached_blocks: int
+    hits: int
+    misses: int
+    def __init__(self, size_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ...) -> None: ...
 
 class ObjectRequests(_message.Message):
     __slots__ = ("reason", "requests", "bytes")

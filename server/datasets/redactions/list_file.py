@@ -46,16 +46,29 @@ _FileState = tuple[object, ...]
 def read_list(path: str) -> ListContent | None:
     """Return the content of a list file; None if there is none.
 
-    Raises: InvalidCorpus if it is damaged, or cannot be read.
+    Raises: InvalidCorpus if it is damaged, or cannot be read. A store that is away is waited for.
     """
     try:
-        return _read(path)[0]
+        return _in_store(path) if scheme_of(path) else _read(path)[0]
     except OSError as error:
         if error.errno in _ABSENT:
             return None
         raise InvalidCorpus(path, f"cannot be read: {error.strerror}") from error
     except DamagedList as problem:
         raise InvalidCorpus(path, f"{problem}; restore it from a replica or a backup") from problem
+
+
+def _in_store(path: str) -> ListContent | None:
+    """Return the content of an object; None if there is none.  Raises: InvalidCorpus, once a store
+    has been away for long; DamagedList.
+    """
+    door = door_of(path)
+    if not door.exists(path):
+        return None
+    with door.open(path) as file:
+        if file.size_bytes > BYTES_MAX:
+            raise DamagedList(f"has {file.size_bytes} bytes; the limit is {BYTES_MAX}")
+        return ListContent.parse(file.read(0, file.size_bytes))
 
 
 def _read(path: str) -> tuple[ListContent, _FileState]:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...datasets.dataset import Dataset
 from ...datasets.warmup import WarmUp
-from ...storage.objects.object_cache import ObjectCache
 from ..activity import Activity
 from ..admission import AdmissionControl
+
+if TYPE_CHECKING:  # which a server of files does not import
+    from ...storage.objects.object_cache import ObjectCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ class Status:
                 for reason, found in REQUESTS.by_reason.items()
                 if found.gets
             ],
+            object_cache=_object_cache(state),
         )
 
     def _require_operator(self, context: grpc.ServicerContext) -> None:
@@ -145,6 +146,15 @@ class Status:
             second_bytes=second_bytes,
             making=_making(dataset),
         )
+
+
+def _object_cache(state: ServerState) -> pb.ObjectCache | None:
+    if state.object_cache is None:
+        return None
+    counts = state.object_cache.counts._asdict()
+    return pb.ObjectCache(
+        **{name: counts[name] for name in pb.ObjectCache.DESCRIPTOR.fields_by_name}
+    )
 
 
 def _problem(dataset: Dataset) -> str:

@@ -108,6 +108,11 @@ class LocalBytes(WatchedShards, ABC):
         """Start to read what will be gathered soon, if it seems cold: at once."""
         self.readahead.advise(extents)
 
+    holds_groups = False
+
+    def hold(self, owner: object, present: Extents, following: Extents) -> None:
+        """Do nothing: the kernel reads ahead what is advised."""
+
     def observe(self, waits: int) -> None:
         """Record how often a gather had to wait for storage."""
         self.readahead.observe(waits)

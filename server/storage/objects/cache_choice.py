@@ -18,9 +18,12 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest
 from ...runtime.cache_folder import cache_folder
 from ..bytes import Bytes
 from ..local.choice import file_systems, is_read_by_pread
+from ..option_names import NO_CACHE, OBJECT_CACHE, OBJECT_CACHE_BYTES, OBJECT_PRICES
+from .counts import Prices
 from .object_bytes import ObjectBytes
 from .object_cache import SCRUB_SECONDS, ObjectCache, damaged_of
 from .slab import (
+    BLOCK_BYTES,
     FILE,
     FOLDER,
     SLOTS_MIN,
@@ -34,39 +37,46 @@ from .slab import (
 
 _LOG = logging.getLogger("tokenfeed.server")
 
-NO_CACHE = "none"
-FOLDER_OPTION, SIZE_OPTION = "--object-cache", "--object-cache-bytes"
 _FREE_BYTES_MIN = 50 << 30
 """Of a disk, that a cache in a default folder leaves free."""
 _NO_DISKS = ("tmpfs", "ramfs", "overlay")
 """The memory, and the root of a container, whose room is the engine's."""
 _SHARED_FOLDER = "/var/tmp"
+_TYPICAL_TOKENS = 2048
+"""Of a row, for what the log says of costs."""
 
 
 def open_cache(
-    files: Sequence[Bytes], folder: str | None, size_bytes: int | None
+    files: Sequence[Bytes],
+    folder: str | None,
+    size_bytes: int | None,
+    prices: Prices = Prices(),  # noqa: B008 - it is frozen
 ) -> ObjectCache | None:
     """Cache the objects among the files of some datasets; before they are served.
 
     folder: NO_CACHE for none; None for a folder that is chosen here.  size_bytes: of the
-    cache at most; None for what is chosen here.
+    cache at most; None for what is chosen here.  prices: for what the log says of costs.
     Returns: None if nothing is cached, which is logged.  Raises: InvalidRequest for an option.
     """
     objects = [each for each in files if isinstance(each, ObjectBytes)]
     if size_bytes is not None and slots_of(size_bytes) < SLOTS_MIN:
         problem = f"is {size_bytes}; it takes {size_of(SLOTS_MIN)} bytes or more"
-        raise InvalidRequest(SIZE_OPTION, problem)
+        raise InvalidRequest(OBJECT_CACHE_BYTES, problem)
     if not objects or folder == NO_CACHE:
         if objects:
             _LOG.info("object cache off: each epoch fetches its rows again")
+            _LOG.info(_costs(objects, prices))
         return None
-    block_count = sum(each.add_blocks().block_count for each in objects)
+    _LOG.info(_costs(objects, prices))
+    block_count = sum(
+        -(-shard.content_bytes // BLOCK_BYTES) for each in objects for shard in each.shards
+    )
     if folder is not None:
         try:
             slab = _opened(folder, size_bytes, block_count, left_bytes=0)
+            return _cache(slab, objects, folder)
         except UnusableFolder as problem:
-            raise InvalidRequest(FOLDER_OPTION, f"{problem}; or pass {NO_CACHE}") from None
-        return _cache(slab, objects, folder)
+            raise InvalidRequest(OBJECT_CACHE, f"{problem}; or pass {NO_CACHE}") from None
     own = os.path.join(_SHARED_FOLDER, f"tokenfeed-{os.geteuid()}")
     problems = []
     for chosen in (cache_folder(), own) if "KUBERNETES_SERVICE_HOST" not in os.environ else ():
@@ -78,9 +88,21 @@ def open_cache(
     _LOG.warning(
         "object cache off, each epoch fetches its rows again: %s; %s DIR names a local disk, and "
         "%s is no cache",
-        *(why, FOLDER_OPTION, NO_CACHE),
+        *(why, OBJECT_CACHE, NO_CACHE),
     )
     return None
+
+
+def _costs(objects: Sequence[ObjectBytes], prices: Prices) -> str:
+    """Return what an epoch costs, in words."""
+    shards = [shard for each in objects for shard in each.shards]
+    size_bytes = sum(shard.content_bytes for shard in shards)
+    blocks = sum(-(-shard.content_bytes // BLOCK_BYTES) for shard in shards)
+    rows = sum(shard.layout.token_count for shard in shards) // _TYPICAL_TOKENS
+    as_rows = f"as rows of {_TYPICAL_TOKENS:,} tokens {prices.bill(rows, size_bytes)}"
+    whole = f"an epoch as whole blocks is {prices.bill(blocks, size_bytes)}"
+    at = f"at {prices.million_gets:g} a million GETs and {prices.gigabyte:g} a GB"
+    return f"object store costs: {whole}; {as_rows} ({at}; {OBJECT_PRICES})"
 
 
 def require_intact(folder: str) -> int:
@@ -103,7 +125,7 @@ def require_intact(folder: str) -> int:
         if damaged.size and writes:
             slab.evict(damaged)
     except (UnusableFolder, OSError) as error:
-        raise InvalidRequest(FOLDER_OPTION, str(error)) from error
+        raise InvalidRequest(OBJECT_CACHE, str(error)) from error
     if damaged.size:
         cure = "they will be fetched again" if writes else "a server uses it, and will find them"
         problem = f"{damaged.size} of {used.size} blocks have changed on the disk; {cure}"
@@ -112,7 +134,12 @@ def require_intact(folder: str) -> int:
 
 
 def _cache(slab: Slab, objects: Sequence[ObjectBytes], folder: str) -> ObjectCache:
-    cache = ObjectCache(slab, objects)
+    for each in objects:
+        each.add_blocks()
+    try:
+        cache = ObjectCache(slab, objects)
+    except RuntimeError as error:
+        raise UnusableFolder(f"{folder} cannot be used: {error}") from error
     for each in objects:
         each.use_cache(cache)
     counts = cache.counts
@@ -129,7 +156,7 @@ def _cache(slab: Slab, objects: Sequence[ObjectBytes], folder: str) -> ObjectCac
             "object cache smaller than the corpus: order blocks fetches little more than the "
             "corpus each epoch, other orders a GET for most rows; make it larger (%s), or use "
             "order blocks",
-            SIZE_OPTION,
+            OBJECT_CACHE_BYTES,
         )
     return cache
 

@@ -1,7 +1,6 @@
 """The blocks of the objects of one dataset that are in the cache, and the copy of rows out of it.
 
-A row is copied from there if all of its blocks are in it. The others are fetched as if there was no
-cache: no row waits for a block. Which blocks are worth to be fetched whole is counted here.
+A row is copied from there if all of its blocks are in it. Which ones streams need is noted too.
 """
 
 from __future__ import annotations
@@ -17,7 +16,11 @@ from ..bytes import ByteArray, Extents, Numbers
 from ..local import syscalls
 from ..local.mapped_bytes import byte_ranges, major_faults, whole_pages
 from ..local.readahead import ReadAhead
-from .slab import BLOCK_BYTES, SLOT_BYTES, TAIL_BYTES, Object, Slab
+from .slab import BLOCK_BYTES, SLOT_BYTES, TAIL_BYTES, ContentHash, Slab
+
+ENDED, FOLLOWING, PRESENT = 1, 2, 3
+"""Ranks of blocks: of the groups of streams that have ended, of those that come next, and of those
+that streams are in."""
 
 _TRIES = 2
 _PAGES_SAMPLED = 8
@@ -38,8 +41,9 @@ class CachedObject(Protocol):
 
 
 class _Known(NamedTuple):
-    """slots: int32[blocks], where each block is, -1 if it is not.  evictions: of the slab, when
-    they were there.
+    """Where the blocks of a dataset were at a moment.
+
+    slots: int32[blocks], -1 if a block is not cached.  evictions: the slab's count at that moment.
     """
 
     slab: Slab | None
@@ -64,7 +68,7 @@ class CachedBlocks:
     thread may copy.
 
     objects: the hash of each object; None of one that is not cached.  first_block: int64[objects +
-    1].  touches: uint16[blocks], GETs of rows of each that were made lately.  missing_count: blocks
+    1].  ranks: int8[blocks], how much streams need each; 0 if none does.  missing_count: blocks
     that are not cached.
     """
 
@@ -77,18 +81,20 @@ class CachedBlocks:
         self.block_count = int(self.first_block[-1])
         is_cached = np.array([each is not None for each in self.objects])
         self.is_cacheable = np.repeat(is_cached, counts)
-        self.touches = np.zeros(self.block_count, dtype=np.uint16)
+        self.ranks = np.zeros(self.block_count, dtype=np.int8)
         self.hits = self.misses = self.row_bytes = 0
         """Rows that were copied and that were not, and bytes of both; of several threads without a
         lock, so that a few may not be counted."""
-        self.know(None, {})
+        self.set_slots(None, {})
         self.readahead = ReadAhead(self)
 
     # --- which blocks are cached: one thread ---
 
-    def know(self, slab: Slab | None, places: dict[Object, tuple[Numbers, Numbers]]) -> None:
-        """Know what is cached.  slab: None if nothing is.  places: int64[n] each, numbers of the
-        blocks of an object, and their slots.
+    def set_slots(
+        self, slab: Slab | None, places: dict[ContentHash, tuple[Numbers, Numbers]]
+    ) -> None:
+        """Take over what is cached.  slab: None if nothing is.  places: int64[n] each, numbers of
+        the blocks of an object, and their slots.
         """
         slots = np.full(self.block_count, -1, dtype=np.int32)
         for file, owner in enumerate(self.objects):
@@ -100,15 +106,13 @@ class CachedBlocks:
         # At once: who copies reads both.
         self._known = _Known(slab, -1 if slab is None else slab.known_evictions, slots)
 
-    def know_slot(self, block: int, slot: int) -> None:
-        """Know that a block is cached, or not any more: -1."""
+    def set_slot(self, block: int, slot: int) -> None:
+        """Note the slot of a block; -1 if it is not cached any more."""
         slots = self._known.slots
         self.missing_count += (slot < 0) - (int(slots[block]) < 0)
         slots[block] = slot
-        if slot < 0:
-            self.touches[block] = 0
 
-    def know_evictions(self, evictions: int) -> None:
+    def trust_slots(self, evictions: int) -> None:
         """Trust all slots that are known here, at a count of the slab."""
         self._known = self._known._replace(evictions=evictions)
 
@@ -126,18 +130,17 @@ class CachedBlocks:
 
     # --- rows: any thread ---
 
-    def touch(self, file: int, first_byte: int) -> bool:
-        """Count a GET of rows; return whether its block is wanted from now on."""
-        block = self.block_of(file, first_byte)
-        count = (int(self.touches[block]) + 1) & 0xFFFF
-        self.touches[block] = count
-        return bool(count == TOUCHES and self.is_cacheable[block])
+    def blocks_of(self, extents: Extents) -> Numbers:
+        """Return the block of each extent, int64[n]; -1 if it is in several."""
+        parts = self._parts(extents)
+        counts = np.diff(parts.first, append=parts.block.size)
+        return np.where(counts == 1, parts.block[parts.first], -1)
 
-    def block_of(self, file: int, first_byte: int) -> int:
-        """Return the number of the block of a byte of the tokens of a file."""
-        return int(self.first_block[file]) + first_byte // BLOCK_BYTES
+    def blocks_in(self, extents: Extents) -> Numbers:
+        """Return all blocks of extents of any size, int64[n]."""
+        return self._parts(extents).block
 
-    def have(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def are_cached(self, extents: Extents) -> npt.NDArray[np.bool_]:
         """Return which extents are cached, bool[n]."""
         parts = self._parts(extents)
         return np.logical_and.reduceat(self._known.slots[parts.block] >= 0, parts.first)
@@ -147,7 +150,6 @@ class CachedBlocks:
 
         Returns: which ones were copied, bool[n]; None if none was, and nothing was written.
         """
-        self.row_bytes += extents.total_bytes
         parts = self._parts(extents)
         for _ in range(_TRIES):
             slab, evictions, slots = self._known
@@ -207,13 +209,7 @@ class CachedBlocks:
         return whole_pages(ranges[slot >= 0])
 
 
-TOUCHES = 4
-"""GETs of rows of a block, within four times as many GETs as the cache has blocks, after which it
-is fetched whole. Of a group of `blocks` nearly every block has them after 1 % of its rows; of a
-full shuffle of a corpus that is twenty times the cache, one block in 20,000."""
-
-
-def _hash(identity: str) -> Object:
+def _hash(identity: str) -> ContentHash:
     found = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(found[:8], "little"), int.from_bytes(found[8:16], "little")
 

@@ -52,6 +52,14 @@ class Fetch:
         self._get: Callable[[int, int, int], Any] | None = get
         self._done = threading.Event()
 
+    @classmethod
+    def of_content(cls, file: int, first_byte: int, content: memoryview) -> Fetch:
+        """Return one that is done: its bytes are here."""
+        found = cls(file, first_byte, first_byte + len(content), lambda *_: content)
+        found.users = 1
+        found.run()
+        return found
+
     @property
     def is_done(self) -> bool:
         """Whether it has ended, with its content or an error."""

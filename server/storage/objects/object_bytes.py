@@ -28,6 +28,7 @@ from ..bytes import (
     ByteArray,
     Extents,
     IsErasedFile,
+    Numbers,
     Piece,
     ReadCounts,
     SameContent,
@@ -63,6 +64,8 @@ a job does."""
 _WAIT_SECONDS = 0.5
 """How often a thread that waits looks whether the dataset is closed."""
 _LOG_SECONDS = 30.0
+_ROWS_OF_BLOCKS = 64
+"""Rows that a thread waits for at once, where each may wait for a block."""
 _WAS_CHANGED = f"{CHANGED}; restart its server on complete files"
 
 
@@ -137,6 +140,20 @@ class ObjectBytes:
         self.cached = CachedBlocks(self.shards)
         return self.cached
 
+    @property
+    def holds_groups(self) -> bool:
+        """Whether there is a cache without room for all blocks."""
+        return self._cache is not None and not self._cache.fits
+
+    def hold(self, owner: object, present: Extents, following: Extents) -> None:
+        """Fetch the blocks of extents ahead, and keep them while a stream is there.
+
+        Raises: InvalidRequest.
+        """
+        if self._cache is not None and self.cached is not None:
+            blocks = self.cached.blocks_in(present), self.cached.blocks_in(following)
+            self._cache.hold(owner, self, *blocks)
+
     def use_cache(self, cache: ObjectCache) -> None:
         """Read rows out of a cache that knows the blocks."""
         self._cache = cache
@@ -166,9 +183,11 @@ class ObjectBytes:
     def gather(self, extents: Extents, target: ByteArray, patient: bool = True) -> None:
         """Write extents into memory, and zeros into the gaps between them."""
         self._require_usable()
-        if self._cache is not None:
-            self._cache.use()
-        copied = None if self.cached is None else self.cached.copy(extents, target)
+        copied = None
+        if self._cache is not None and self.cached is not None:
+            self._cache.note_use()
+            self.cached.row_bytes += extents.total_bytes
+            copied = self.cached.copy(extents, target)
         if copied is None:
             _, gaps, gap_sizes = extents.gaps(target.size)
             for first, size in zip(gaps.tolist(), gap_sizes.tolist(), strict=True):
@@ -192,20 +211,27 @@ class ObjectBytes:
         Raises: CorpusChanged, Unreadable.
         """
         ends = extents.ends
-        if copied is not None:
-            missing = np.flatnonzero(~copied)
-            if not missing.size:
-                return
-            extents, ends = extents.of(missing), ends[missing]
+        missing = np.arange(ends.size) if copied is None else np.flatnonzero(~copied)
+        # Of blocks that are waited for, many would take much memory.
+        at_once = _ROWS_OF_BLOCKS if self._takes_blocks else max(1, missing.size)
+        for first in range(0, missing.size, at_once):
+            part = missing[first : first + at_once]
+            self._gather_part(extents.of(part), ends[part], target, patient)
+
+    def _gather_part(
+        self, extents: Extents, ends: Numbers, target: ByteArray, patient: bool
+    ) -> None:
         places = self._places(extents)
-        fetches = self._taken(places, patient)
+        fetches = self._taken(places, self._blocks_of(extents), patient)
         try:
             everything = target.data
             first_bytes = self._first_bytes.tolist()
-            for (file, first, size), end, fetch in zip(places, ends.tolist(), fetches, strict=True):
-                fetch = self._here(fetch, patient)
+            for place, end, fetch in zip(places, ends.tolist(), fetches, strict=True):
+                file, first, size = place
+                first_byte = first_bytes[file] + first
+                fetch = self._here(fetch, (first_byte, first_byte + size), patient)
                 assert fetch.content is not None
-                at = first_bytes[file] + first - fetch.first_byte
+                at = first_byte - fetch.first_byte
                 everything[end - size : end] = fetch.content[at : at + size]
         finally:
             self._let_go(fetches)
@@ -214,9 +240,13 @@ class ObjectBytes:
         """Start to fetch what will be gathered soon, as far as there is room to hold it."""
         self._require_usable()
         if self.cached is not None and self.cached.missing_count < self.cached.block_count:
-            is_cached = self.cached.have(extents)
+            is_cached = self.cached.are_cached(extents)
             self.cached.readahead.advise(extents.of(np.flatnonzero(is_cached)))
             extents = extents.of(np.flatnonzero(~is_cached))
+        if self._cache is not None and self._takes_blocks:
+            sizes = extents.sizes.tolist()
+            apart = self._cache.wanted_rows(self, self._blocks_of(extents), sizes)
+            extents = extents.of(np.flatnonzero(apart))
         with self._lock:
             self._advised_bytes += extents.total_bytes
         self._fetch_ahead(self._places(extents), due_seconds)
@@ -233,13 +263,13 @@ class ObjectBytes:
     def ready_count(self, extents: Extents) -> int:
         """Return how many extents have been fetched, from the first one on."""
         self._require_usable()
-        is_cached = None if self.cached is None else self.cached.have(extents).tolist()
+        is_cached = None if self.cached is None else self.cached.are_cached(extents).tolist()
+        blocks = self._blocks_of(extents)
         with self._lock:
             for count, place in enumerate(self._places(extents)):
                 if is_cached is not None and is_cached[count]:
                     continue
-                held = self._held.get(place)
-                if held is None or held[0].content is None:
+                if not self._is_here(place, blocks[count]):
                     return count
         return extents.file.size
 
@@ -272,20 +302,21 @@ class ObjectBytes:
         """Return token bytes of an object.  Raises: CorpusChanged, Unreadable."""
         self._require_usable()
         place = shard, first_byte, size_bytes
+        first = self.shards[shard].layout.first_byte + first_byte
         with self._lock:
             is_held = place in self._held
         if is_held:  # fetched ahead
-            (fetch,) = self._taken([place], patient=True)
+            (fetch,) = self._taken([place], [-1], patient=True)
             try:
-                found = self._here(fetch, patient=True)
+                found = self._here(fetch, (first, first + size_bytes), patient=True)
             finally:
                 self._let_go([fetch])
         else:
             found = self.block_fetch(shard, first_byte, first_byte + size_bytes)
             found.run()
-            found = self._here(found, patient=True)
+            found = self._here(found, (first, first + size_bytes), patient=True)
         assert found.content is not None
-        at = self.shards[shard].layout.first_byte + first_byte - found.first_byte
+        at = first - found.first_byte
         return bytes(found.content[at : at + size_bytes])
 
     def bring_in(self) -> Iterator[Piece]:
@@ -381,31 +412,41 @@ class ObjectBytes:
         if made:
             fetcher().submit([fetch for fetch, _ in made], due_seconds, threading.get_ident())
 
-    def _taken(self, places: list[_Place], patient: bool) -> list[Fetch]:
-        """Return what fetches each extent, of what is held or made now; each is in use once more,
-        until it is let go.
+    @property
+    def _takes_blocks(self) -> bool:
+        return self._cache is not None and self._cache.takes_blocks
 
+    def _blocks_of(self, extents: Extents) -> list[int]:
+        """Return the number of the block of each extent; -1 if it is in several, or in none."""
+        if self.cached is None or not self._takes_blocks:
+            return [-1] * extents.file.size
+        return self.cached.blocks_of(extents).tolist()  # type: ignore[no-any-return]
+
+    def _taken(self, places: Sequence[_Place], blocks: Sequence[int], patient: bool) -> list[Fetch]:
+        """Return what fetches each extent, of what is held, of blocks that are on their way, or
+        made now; each is in use once more, until it is let go.
+
+        blocks: as of `_blocks_of`.
         Raises: Unreadable if it is not patient, and one is not here.
         """
-        found: list[Fetch | None] = []
         with self._lock:
-            held = [self._held.get(place) for place in places]
-            if not patient and any(one is None or one[0].content is None for one in held):
+            if not patient and not all(map(self._is_here, places, blocks)):
                 problem = f"{self._name!r} has rows that are not here yet; retry"
                 raise Unreadable("dataset", problem)
-            for place, one in zip(places, held, strict=True):
-                fetch = None if one is None or one[0].error is not None else one[0]
-                if fetch is not None:
-                    fetch.users += 1
-                found.append(fetch)
-                self._held_less(place)
-            missing = [place for place, fetch in zip(places, found, strict=True) if fetch is None]
-            made = self._merged(list(dict.fromkeys(missing)), ROW)
-            of_place = {place: fetch for fetch, within in made for place in within}
-            for place in missing:
-                of_place[place].users += 1
-            taken = [fetch or of_place[place] for place, fetch in zip(places, found, strict=True)]
-            late = [fetch for fetch in dict.fromkeys(taken) if not fetch.is_done]
+            held = [self._taken_from_held(place) for place in places]
+        # Not with the lock: it may wait until the block can be asked for.
+        found = [
+            self._in_block(place, block, patient) if fetch is None and block >= 0 else fetch
+            for place, block, fetch in zip(places, blocks, held, strict=True)
+        ]
+        missing = [place for place, fetch in zip(places, found, strict=True) if fetch is None]
+        made = self._merged(list(dict.fromkeys(missing)), ROW)
+        of_place = {place: fetch for fetch, within in made for place in within}
+        taken = [fetch or of_place[place] for place, fetch in zip(places, found, strict=True)]
+        late = [fetch for fetch in dict.fromkeys(taken) if not fetch.is_done]
+        with self._lock:
+            for before, fetch in zip(held, taken, strict=True):
+                fetch.users += before is None
             self._waits += bool(late)
         if made:
             fetcher().submit([fetch for fetch, _ in made], 0.0, threading.get_ident())
@@ -413,14 +454,33 @@ class ObjectBytes:
             fetcher().hurry(late)
         return taken
 
+    def _in_block(self, place: _Place, block: int, patient: bool) -> Fetch | None:
+        """Return what has an extent of a block, or will have; None if it is to be fetched by
+        itself.
+        """
+        assert self._cache is not None
+        assert self.cached is not None
+        file, first, size = place
+        if fetch := self._cache.fetch_of(self, block, size, patient):
+            return fetch
+        if self.cached.slots[block] < 0:
+            return None
+        content = np.empty(size, dtype=np.uint8)
+        copied = self.cached.copy(Extents(np.array([file]), np.array([first]), size), content)
+        if copied is None or not copied.all():
+            return None
+        first_byte = int(self._first_bytes[file]) + first
+        return Fetch.of_content(file, first_byte, content.data)
+
     def _let_go(self, fetches: Sequence[Fetch]) -> None:
         with self._lock:
             for fetch in fetches:
                 fetch.users -= 1
 
-    def _here(self, fetch: Fetch, patient: bool) -> Fetch:
+    def _here(self, fetch: Fetch, needed: tuple[int, int], patient: bool) -> Fetch:
         """Return a fetch that has its content, after retries; another one then.
 
+        needed: the range of bytes of its file that is asked for again.
         Raises: CorpusChanged, Unreadable.
         """
         began = time.monotonic()
@@ -434,7 +494,7 @@ class ObjectBytes:
                 break
             time.sleep(pause_seconds * random.uniform(1, 2))
             self.require_intact()
-            fetch = Fetch(fetch.file, fetch.first_byte, fetch.end_byte, self._getter(ROW))
+            fetch = Fetch(fetch.file, *needed, self._getter(ROW))
             fetch.users = 1
             fetch.run()
         if fetch.error is None:
@@ -462,21 +522,20 @@ class ObjectBytes:
         each one has.
         """
         firsts = self._first_bytes
+        # What lies between rows comes with their blocks, if these are fetched.
+        gap_bytes = 0 if reason == ROW and self._takes_blocks else MERGED_GAP_BYTES
         found: list[tuple[Fetch, list[_Place]]] = []
         for place in sorted(places):
             file, first = place[0], int(firsts[place[0]]) + place[1]
             end = first + place[2]
             if found:
                 last, within = found[-1]
-                is_near = last.file == file and first <= last.end_byte + MERGED_GAP_BYTES
+                is_near = last.file == file and first <= last.end_byte + gap_bytes
                 if is_near and max(end, last.end_byte) - last.first_byte <= GET_BYTES_MAX:
                     last.end_byte = max(end, last.end_byte)
                     within.append(place)
                     continue
             found.append((Fetch(file, first, end, self._getter(reason)), [place]))
-        if self._cache is not None and reason == ROW:
-            for fetch, within in found:
-                self._cache.touch(self, fetch.file, within[0][1])
         order = {place: number for number, place in enumerate(places)}
         return sorted(found, key=lambda one: min(order[place] for place in one[1]))
 
@@ -490,6 +549,25 @@ class ObjectBytes:
         fetch.users += len(places)
         fetch.places += len(places)
         self._held_bytes += fetch.size_bytes
+
+    def _is_here(self, place: _Place, block: int) -> bool:
+        """Return whether an extent that is not cached has been fetched, or its block."""
+        held = self._held.get(place)
+        fetch = held[0] if held else None
+        if fetch is None and block >= 0 and self._cache is not None:
+            fetch = self._cache.fetch_of(self, block, place[2], patient=False)
+        return fetch is not None and fetch.content is not None
+
+    def _taken_from_held(self, place: _Place) -> Fetch | None:
+        """Return what fetches an extent, in use once more, if it is held; then for one gather
+        less.
+        """
+        held = self._held.get(place)
+        fetch = None if held is None or held[0].error is not None else held[0]
+        if fetch is not None:
+            fetch.users += 1
+        self._held_less(place)
+        return fetch
 
     def _held_more(self, place: _Place) -> bool:
         """Hold an extent for one gather more; return whether it is held."""

@@ -1,10 +1,11 @@
 """The cache of objects of a process: which blocks are fetched whole and when, and which make room.
 
 A thread does it, behind all rows. If the cache has room for all blocks of the datasets, they are
-fetched in order. If not, those of which rows are asked for again and again, as the groups of
-`blocks` are; the oldest make room. In any case blocks have at most as many bytes as the cache has,
-once, and as the rows that were sent: an order that jumps all over a corpus costs twice its rows at
-most, and not 256 times.
+fetched in order, those of rows that are asked for first. If not, those of the groups that streams
+of `blocks` are in, and of the next ones; what no stream is in any more makes room. So each block is
+fetched once, whatever the pace of the rows: few of them are fetched by GETs of their own before
+their block (EARLY_SHARE), and others wait for it. In any case blocks have at most as many bytes as
+the cache has, once, and as the rows that were sent.
 
 It begins with the first row, and stops when none was asked for in a minute. The same thread reads
 blocks again, each about once a day, and fetches those whose checksum has changed.
@@ -17,32 +18,47 @@ import os
 import random
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from tokenfeed.errors import InvalidRequest
+
 from ...runtime.exceptions import log_exception
 from ..bytes import Numbers
-from .cached_blocks import TOUCHES, CachedBlocks
+from .cached_blocks import ENDED, FOLLOWING, PRESENT, CachedBlocks
+from .counts import CacheCounts
 from .fetcher import Fetch, fetcher
-from .slab import BLOCK_BYTES, Object, Slab
+from .slab import BLOCK_BYTES, ContentHash, Slab, size_of
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 _PAUSE_SECONDS = 0.2
 _FETCHES = 16
-"""Blocks on their way at once: a store gives some 80 MB/s to each."""
+"""Blocks on their way at once, which no row waits for: a store gives some 80 MB/s to each."""
+_COMING_MAX = 128
+"""Blocks on their way, and in memory until they are on the disk."""
 _FETCH_DUE_SECONDS = 3600.0
 """Later than any row: those that wait are fetched first."""
+EARLY_SHARE, EARLY_SHARE_OF_GROUPS = 1 / 16, 1 / 64
+"""Bytes of rows that are fetched before their block, by those of blocks: of a corpus that fits, and
+of groups. The first rows of a server may have a quarter of what that is of the whole cache."""
+_BLOCK_WAIT_SECONDS = 5.0
+"""How long a row waits until its block can be asked for, before it is fetched by itself."""
+_ARRIVAL_SECONDS = 0.02
 _COMMIT_SECONDS = 1.0
 _COMMIT_BLOCKS = 64
 """Blocks can be read once they are on the disk; one wait for it is for up to this many."""
 _REFRESH_SHARE = 0.05
 """Of the time, for reading what another process has cached: a second for a table of terabytes."""
 IDLE_SECONDS = 60.0
+GRACE_SECONDS = 600.0
+"""How long groups of a stream that has ended stay, unless others need the room: it may go on."""
 _RETRY_SECONDS = 10.0
 SCRUB_SECONDS = 86_400.0
 """In which each block is read and compared with its checksum once."""
@@ -66,20 +82,6 @@ class CachedDataset(Protocol):
         """Return what fetches token bytes of a file."""
 
 
-class CacheCounts(NamedTuple):
-    """size_bytes: of the slab, 0 if there is none any more.  blocks, cached_blocks: of the
-    datasets, and those that are cached.  hits, misses: rows that were copied from it, or not.
-    damaged: blocks whose checksum had changed.
-    """
-
-    size_bytes: int = 0
-    blocks: int = 0
-    cached_blocks: int = 0
-    hits: int = 0
-    misses: int = 0
-    damaged: int = 0
-
-
 class _Block(NamedTuple):
     """A block of a dataset.  number: of CachedBlocks."""
 
@@ -92,12 +94,33 @@ class _Block(NamedTuple):
         return bool(self.blocks.slots[self.number] >= 0)
 
     @property
-    def place(self) -> tuple[Object, int]:
+    def place(self) -> tuple[ContentHash, int]:
         """Its object, and its number there."""
         file, first, _ = self.blocks.range_of(self.number)
         owner = self.blocks.objects[file]
         assert owner is not None
         return owner, first // BLOCK_BYTES
+
+
+@dataclass
+class _Hold:
+    """Blocks of a group that streams are in, and of the next one: numbers, int64[n].
+
+    owners: of these streams.  used_at: when it had one last.
+    """
+
+    blocks: CachedBlocks
+    present: Numbers
+    following: Numbers
+    owners: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
+    used_at: float = 0.0
+
+    def mark(self, which: Numbers, rank: int, room: int) -> int:
+        """Give some of its blocks a rank, as far as there is room; return what is left of that."""
+        ranks = self.blocks.ranks
+        more = which[ranks[which] == 0][:room]
+        ranks[more] = rank
+        return room - len(more)
 
 
 class ObjectCache:
@@ -110,9 +133,10 @@ class ObjectCache:
         """
         self._slab: Slab | None = slab
         self._slab_bytes = slab.size_bytes
+        self._slot_count = slab.slot_count
         self._datasets = [(each, each.cached) for each in datasets if each.cached is not None]
         self._blocks = [blocks for _, blocks in self._datasets]
-        self._owners: dict[Object, list[tuple[CachedBlocks, int]]] = {}
+        self._owners: dict[ContentHash, list[tuple[CachedBlocks, int]]] = {}
         for blocks in self._blocks:
             for file, owner in enumerate(blocks.objects):
                 if owner is not None:
@@ -120,34 +144,119 @@ class ObjectCache:
                     found.append((blocks, int(blocks.first_block[file])))
         self.block_count = sum(int(each.is_cacheable.sum()) for each in self._blocks)
         self.fits = self.block_count <= slab.slot_count
-        self._wanted: deque[_Block] = deque(maxlen=slab.slot_count)
-        self._touch_count = 0
-        self._in_flight: deque[tuple[_Block, Fetch]] = deque()
-        self._fetched_bytes = self._damaged = self._reported = 0
-        self._used_at = -IDLE_SECONDS
+        self._damaged = self._reported = 0
+        self._used_at, self._is_idle = -IDLE_SECONDS, True
         self._paused_until = self._refresh_at = 0.0
         self._scrub_at = time.monotonic()
         self._scrubbed = random.randrange(slab.slot_count)
-        self._in_order = self._missing()
         self._know_all(slab)
-        self._closed = threading.Event()
+        self._changed = threading.Condition()  # guards what follows
+        self._fills: bool | None = None
+        """Whether this process fetches blocks now; None if the thread is to find out."""
+        self._coming: dict[_Block, Fetch] = {}
+        """Blocks on their way, and those that are here and not on the disk yet."""
+        self._soon: deque[_Block] = deque(maxlen=slab.slot_count)
+        """Blocks of rows that are needed soon."""
+        self._holds: dict[tuple[int, bytes], _Hold] = {}
+        self._unreadable: dict[ContentHash, float] = {}
+        """Objects of which a block was not fetched, and until when none is tried."""
+        self._fetched_bytes = self._early_bytes = 0
+        self._in_order = self._missing()
+        self._woken, self._is_closed = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="tokenfeed-cache", daemon=True)
         self._thread.start()
 
     # --- any thread ---
 
-    def use(self) -> None:
+    def note_use(self) -> None:
         """Note that rows are asked for."""
         self._used_at = time.monotonic()
+        if self._is_idle:
+            self._is_idle = False
+            self._woken.set()
 
-    def touch(self, files: CachedDataset, file: int, first_byte: int) -> None:
-        """Note a GET of rows.  first_byte: of it, counted from the first token of its file."""
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether blocks may be fetched now, so that rows need few GETs of their own."""
+        return self._fills is not False and (self.fits or bool(self._holds))
+
+    def hold(
+        self, owner: object, files: CachedDataset, present: Numbers, following: Numbers
+    ) -> None:
+        """Fetch the blocks of a group that a stream is in, and of the next one, and keep them while
+        it is there.
+
+        owner: of the stream; its earlier call is void.  present, following: int64[n] each, numbers
+        of blocks.
+        Raises: InvalidRequest if the cache has no room for the group.
+        """
         blocks = files.cached
-        if self.fits or blocks is None:
+        if self.fits or blocks is None or self._slab is None:
             return
-        if blocks.touch(file, first_byte):
-            self._wanted.append(_Block(files, blocks, blocks.block_of(file, first_byte)))
-        self._touch_count += 1
+        present, following = np.unique(present), np.unique(following)
+        if present.size > self._slot_count:
+            problem = f"reads {present.size} blocks of 1 MiB at a time, and the object cache of the"
+            room = f"server has {self._slot_count}, so that they would be fetched again and again"
+            options = f"--object-cache-bytes {size_of(2 * present.size)} or --object-cache none"
+            cure = f"pass a smaller group_tokens, restart the server with {options}, or use"
+            last = "order shuffled, with a GET for each row"
+            raise InvalidRequest("order", f"{problem} {room}; {cure} {last}")
+        with self._changed:
+            for each in self._holds.values():
+                if each.blocks is blocks:
+                    each.owners.discard(owner)
+            key = id(blocks), present.tobytes()
+            held = self._holds.setdefault(key, _Hold(blocks, present, following))
+            held.owners.add(owner)
+            self._rank()
+            self._in_order = self._missing()
+        self._woken.set()
+
+    def wanted_rows(
+        self, files: CachedDataset, numbers: Sequence[int], sizes: Sequence[int]
+    ) -> list[bool]:
+        """Return which rows are to be fetched ahead by themselves, of some that will be needed;
+        blocks of others come soon.
+
+        numbers: of the block of each row, -1 if it is in none or in several.  sizes: in bytes.
+        """
+        blocks, found = files.cached, []
+        assert blocks is not None
+        with self._changed:
+            for number, size in zip(numbers, sizes, strict=True):
+                block = _Block(files, blocks, number)
+                is_apart = self._fills is False or not self._wants(block) or self._grants(size)
+                if not is_apart and block not in self._coming:
+                    self._soon.append(block)
+                found.append(is_apart)
+        return found
+
+    def fetch_of(
+        self, files: CachedDataset, number: int, size_bytes: int, patient: bool
+    ) -> Fetch | None:
+        """Return what fetches the block that a row is in and waits for; None if the row is to be
+        fetched by itself, or if its block is cached by now.
+
+        number, size_bytes: of the block, and of the row.  patient: whether to ask for the block if
+        it is not on its way.
+        """
+        blocks = files.cached
+        assert blocks is not None
+        block, ends = _Block(files, blocks, number), time.monotonic() + _BLOCK_WAIT_SECONDS
+        with self._changed:
+            while True:
+                fetch = self._coming.get(block)
+                if fetch is not None or not patient:
+                    return fetch
+                if self._fills is False or block.is_cached or not self._wants(block):
+                    return None
+                if self._grants(size_bytes):
+                    return None
+                if self._fills and len(self._coming) < _COMING_MAX:
+                    return self._begun([block], 0.0, threading.get_ident())[0]
+                self._woken.set()
+                if not self._changed.wait(max(0.0, ends - time.monotonic())):
+                    return None
 
     @property
     def counts(self) -> CacheCounts:
@@ -161,38 +270,135 @@ class ObjectCache:
             self._damaged,
         )
 
+    def end(self) -> None:
+        """Have the thread end. Rows are still copied from what is cached."""
+        self._is_closed = True
+        self._woken.set()
+
     def close(self) -> None:
-        """End the thread. Rows are still copied from what is cached."""
-        self._closed.set()
-        self._thread.join(2 * _COMMIT_SECONDS)
+        """End the thread, and wait for it for two seconds at most."""
+        self.end()
+        self._thread.join(2.0)
+
+    # --- all below: with the lock ---
+
+    def _wants(self, block: _Block) -> bool:
+        """Return whether a block is fetched whole, unless it is cached."""
+        blocks, number = block.blocks, block.number
+        if number < 0 or self._fetched_bytes >= self._bytes_max:
+            return False
+        if not (self.fits or blocks.ranks[number] >= FOLLOWING) or not blocks.is_cacheable[number]:
+            return False
+        return not (block.files.failed or (self._unreadable and block.place[0] in self._unreadable))
+
+    def _grants(self, size_bytes: int) -> bool:
+        """Return whether a row may be fetched before its block, and count it then."""
+        share = EARLY_SHARE if self.fits else EARLY_SHARE_OF_GROUPS
+        first = min(self.block_count, self._slot_count) * BLOCK_BYTES // 4
+        is_granted = self._early_bytes + size_bytes <= share * (self._fetched_bytes + first)
+        self._early_bytes += size_bytes * is_granted
+        return is_granted
+
+    def _begun(self, blocks: Sequence[_Block], due_seconds: float, stream: int) -> list[Fetch]:
+        """Begin to fetch blocks."""
+        made = [each.files.block_fetch(*each.blocks.range_of(each.number)) for each in blocks]
+        self._coming.update(zip(blocks, made, strict=True))
+        self._fetched_bytes += sum(each.size_bytes for each in made)
+        if made:
+            fetcher().submit(made, due_seconds, stream)
+        return made
+
+    def _rank(self) -> None:
+        """Find out again which blocks are held, as far as there is room: those of streams first,
+        then those of streams that have ended, the last one first.
+        """
+        now, room = time.monotonic(), self._slot_count
+        for blocks in self._blocks:
+            blocks.ranks[:] = 0
+        for key, each in list(self._holds.items()):
+            each.used_at = now if each.owners else each.used_at
+            if now - each.used_at > GRACE_SECONDS:
+                del self._holds[key]
+        held = [each for each in self._holds.values() if each.used_at == now]
+        for each in held:
+            room = each.mark(each.present, PRESENT, room)
+        for each in held:
+            room = each.mark(each.following, FOLLOWING, room)
+        for each in sorted(self._holds.values(), key=lambda each: -each.used_at):
+            room = each.mark(each.present, ENDED, room)
+            room = each.mark(each.following, ENDED, room)
+
+    def _missing(self) -> Iterator[_Block]:
+        """Yield the blocks that are to be fetched, in order."""
+        for rank in (0,) if self.fits else (PRESENT, FOLLOWING):
+            for files, blocks in self._datasets:
+                is_missing = (blocks.slots < 0) & blocks.is_cacheable & (blocks.ranks >= rank)
+                for owner in self._unreadable:
+                    for file in (n for n, each in enumerate(blocks.objects) if each == owner):
+                        is_missing[blocks.first_block[file] : blocks.first_block[file + 1]] = False
+                for number in np.flatnonzero(is_missing).tolist():
+                    found = _Block(files, blocks, number)
+                    if found not in self._coming and not found.is_cached and self._wants(found):
+                        yield found
+
+    def _wants_more(self, now: float) -> bool:
+        self._unreadable = {key: end for key, end in self._unreadable.items() if end > now}
+        if self._holds:
+            self._rank()
+        return bool(self._coming) or next(self._missing(), None) is not None
+
+    def _next(self) -> _Block | None:
+        """Return the block that is to be fetched next; None if there is none."""
+        while self._soon:
+            found = self._soon.popleft()
+            if found not in self._coming and not found.is_cached and self._wants(found):
+                return found
+        return next(self._in_order, None)
+
+    @property
+    def _bytes_max(self) -> int:
+        return self._slab_bytes + sum(each.row_bytes for each in self._blocks)
 
     # --- its thread ---
 
     def _run(self) -> None:
         with suppress(OSError):  # of this thread alone
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while not self._closed.wait(0 if self._in_flight else _PAUSE_SECONDS):
-            if (slab := self._slab) is None:
-                return
+        while True:
+            self._woken.wait(0 if self._coming else _PAUSE_SECONDS)
+            self._woken.clear()
+            if self._is_closed or (slab := self._slab) is None:
+                break
             try:
                 self._act(slab)
             except OSError as error:
                 self._paused_until = time.monotonic() + _RETRY_SECONDS
-                self._in_flight.clear()
+                self._fill_or_not(False)
                 slab.distrust()
                 slab.end_lease()
                 _LOG.error("object cache failed, trying again later reason=%s", error.strerror)
             except Exception:  # noqa: BLE001 - rows need no cache
                 log_exception(logging.ERROR, "object cache given up")
                 self._give_up()
+        self._fill_or_not(False)
         if self._slab is not None:
             self._slab.end_lease()
 
     def _give_up(self) -> None:
         self._know_all(None)
         slab, self._slab = self._slab, None
+        self._fill_or_not(False)
         if slab is not None:
             slab.end_lease()
+
+    def _fill_or_not(self, fills: bool | None) -> None:
+        """Say whether blocks are fetched from now on. If not, rows wait for none."""
+        with self._changed:
+            self._fills = fills
+            if not fills:
+                self._coming.clear()
+                self._soon.clear()
+            self._changed.notify_all()
 
     def _act(self, slab: Slab) -> None:
         """Do what there is to do for about a second.  Raises: OSError."""
@@ -206,19 +412,25 @@ class ObjectCache:
         if now < self._paused_until:
             return
         is_used = now - self._used_at < IDLE_SECONDS
-        fills = is_used and (self._wants_more() or bool(self._in_flight))
+        self._is_idle = not is_used
+        with self._changed:  # or a block that is asked for meanwhile would be forgotten
+            fills = is_used and self._wants_more(now)
+            if not fills:
+                self._fill_or_not(None)
         scrubs = now - self._scrub_at >= SCRUB_SECONDS / slab.slot_count
         if not (fills or scrubs):
-            self._in_flight.clear()
-            slab.end_lease()
+            if not (is_used and self._holds):  # the next group is asked for soon
+                slab.end_lease()
             return
         if not slab.take_lease():
+            self._fill_or_not(False)
             return
         if fills and slab.begin_writes():
             self._know_all(slab)
         elif slab.has_news:
             self._refresh(slab)
         if fills:
+            self._fill_or_not(True)
             self._fill(slab)
         if scrubs:
             self._scrub(slab, now)
@@ -232,7 +444,7 @@ class ObjectCache:
         self._refresh_at = ended + (ended - began) / _REFRESH_SHARE
 
     def _know_all(self, slab: Slab | None) -> None:
-        places: dict[Object, tuple[Numbers, Numbers]] = {}
+        places: dict[ContentHash, tuple[Numbers, Numbers]] = {}
         if slab is not None:
             used = np.flatnonzero(slab.entries["stamp"])
             found = slab.entries[used]
@@ -245,116 +457,106 @@ class ObjectCache:
                 each = order[first:end]
                 places[owner] = found["block"][each].astype(np.int64), used[each]
         for blocks in self._blocks:
-            blocks.know(slab, places)
+            blocks.set_slots(slab, places)
 
     # --- blocks that are fetched ---
 
-    def _missing(self) -> Iterator[_Block]:
-        """Yield the blocks that are not cached, in order."""
-        for files, blocks in self._datasets:
-            for number in np.flatnonzero((blocks.slots < 0) & blocks.is_cacheable).tolist():
-                found = _Block(files, blocks, number)
-                if not (files.failed or found.is_cached):
-                    yield found
-
-    def _wants_more(self) -> bool:
-        if self._fetched_bytes >= self._bytes_max:
-            return False
-        return next(self._missing(), None) is not None if self.fits else bool(self._wanted)
-
-    @property
-    def _bytes_max(self) -> int:
-        return self._slab_bytes + sum(each.row_bytes for each in self._blocks)
-
-    def _next(self) -> _Block | None:
-        """Return the block that is to be fetched next; None if there is none."""
-        if self._fetched_bytes >= self._bytes_max:
-            return None
-        if self.fits:
-            return next(self._in_order, None)
-        while self._wanted:
-            found = self._wanted.popleft()
-            if not (found.is_cached or found.files.failed):
-                return found
-        return None
-
     def _fill(self, slab: Slab) -> None:
         """Fetch blocks for a second, and write them.  Raises: OSError."""
-        if self._touch_count >= TOUCHES * slab.slot_count:
-            self._touch_count = 0
-            for blocks in self._blocks:
-                blocks.touches[:] = 0
-        if not self._in_flight:  # some may have been left out
-            self._in_order = self._missing()
         ends, written = time.monotonic() + _COMMIT_SECONDS, dict[int, _Block]()
-        free = deque(np.flatnonzero(slab.entries["stamp"] == 0).tolist())
+        free = np.flatnonzero(slab.entries["stamp"] == 0).tolist()
+        with self._changed:
+            self._in_order = self._missing()
         # A small slab has slots that may be emptied beside those that were just written to.
         most = min(_COMMIT_BLOCKS, slab.slot_count // 2)
-        while time.monotonic() < ends and len(written) < most:
-            self._submit()
-            if not self._in_flight or self._closed.is_set():
+        while time.monotonic() < ends and len(written) < most and not self._is_closed:
+            if (arrived := self._arrived({*written.values()})) is None:
                 break
-            block, fetch = self._in_flight[0]
-            if not fetch.wait(ends - time.monotonic()):
-                break
-            self._in_flight.popleft()
-            if fetch.error is not None:
-                left = [(block, fetch), *self._in_flight]
-                self._fetched_bytes -= sum(each.size_bytes for _, each in left)
-                if not self.fits:
-                    self._wanted.extendleft(each for each, _ in reversed(left[1:]))
-                self._in_flight.clear()
-                self._paused_until = time.monotonic() + _RETRY_SECONDS
-                reason = getattr(fetch.error, "strerror", None) or fetch.error
-                _LOG.warning("block not fetched, trying again later reason=%s", reason)
-                break
-            if fetch.content is None or block.is_cached:
-                continue
-            if not free:
-                free.extend(self._evicted(slab, list(written)))
-            slot = free.popleft()
-            slab.write(slot, *block.place, fetch.content)
-            written[slot] = block
+            for block, fetch in arrived[: most - len(written)]:
+                content = fetch.content
+                is_needed = content is not None and not block.is_cached
+                free = free or (self._evicted(slab, list(written)) if is_needed else [])
+                if is_needed and free and content is not None:
+                    slab.write(slot := free.pop(), *block.place, content)
+                    written[slot] = block
+                elif is_needed and written:  # what was written may make room, once it is known
+                    most = 0
+                    break
+                else:
+                    self._leave_out(block, fetch)
         slab.commit()
         for slot, block in written.items():
             owner, number = block.place
             for blocks, first in self._owners[owner]:
-                blocks.know_slot(first + number, slot)
+                blocks.set_slot(first + number, slot)
+        self._forget_coming(written.values())
 
-    def _submit(self) -> None:
-        made = []
-        while len(self._in_flight) < _FETCHES and (block := self._next()) is not None:
-            fetch = block.files.block_fetch(*block.blocks.range_of(block.number))
-            self._in_flight.append((block, fetch))
-            self._fetched_bytes += fetch.size_bytes
-            made.append(fetch)
-        if made:
-            fetcher().submit(made, _FETCH_DUE_SECONDS, _STREAM)
+    def _arrived(self, written: set[_Block]) -> list[tuple[_Block, Fetch]] | None:
+        """Ask for more blocks, and return those that are here, maybe after a moment; None if none
+        is on its way.  written: which are left out.
+        """
+        with self._changed:
+            away = sum(not each.is_done for each in self._coming.values())
+            while away < _FETCHES and len(self._coming) < _COMING_MAX // 2:
+                if (block := self._next()) is None:
+                    break
+                self._begun([block], _FETCH_DUE_SECONDS, _STREAM)
+                away += 1
+            coming = [each for each in self._coming.items() if each[0] not in written]
+        if coming and not any(fetch.is_done for _, fetch in coming):
+            coming[0][1].wait(_ARRIVAL_SECONDS)
+        return [each for each in coming if each[1].is_done] if coming else None
+
+    def _forget_coming(self, blocks: Iterable[_Block]) -> None:
+        with self._changed:
+            for block in blocks:
+                self._coming.pop(block, None)
+            self._changed.notify_all()
+
+    def _leave_out(self, block: _Block, fetch: Fetch) -> None:
+        """Do not cache what was fetched, or could not be: then its object is left in peace for a
+        while, so that others come.
+        """
+        if fetch.error is not None:
+            reason = getattr(fetch.error, "strerror", None) or fetch.error
+            with self._changed:
+                self._fetched_bytes -= fetch.size_bytes
+                owner = block.place[0]
+                is_known = owner in self._unreadable
+                self._unreadable[owner] = time.monotonic() + _RETRY_SECONDS
+            if not is_known:
+                _LOG.warning("block not fetched, trying again later reason=%s", reason)
+        self._forget_coming([block])
 
     def _evicted(self, slab: Slab, written: Sequence[int]) -> list[int]:
         """Make room, and return the slots: blocks of no dataset of this process first, then those
-        that were cached first.  written: slots that are left out, of blocks that are not known yet.
-        Raises: OSError.
+        that no stream is in, then those of streams that have ended; the oldest of each. Others
+        stay.
+
+        written: slots that are left out, of blocks that are not known yet.  Raises: OSError.
         """
-        is_own = np.zeros(slab.slot_count, dtype=bool)
-        for blocks in self._blocks:
-            is_own[blocks.slots[blocks.slots >= 0]] = True
-        chosen = np.lexsort((slab.entries["stamp"], is_own))
-        chosen = chosen[~np.isin(chosen, written)]
-        most = slab.slot_count if not self.fits else int(np.count_nonzero(~is_own))
-        count = min(most, slab.slot_count // 8, max(_COMMIT_BLOCKS, slab.slot_count // 100))
-        self._forget(slab, chosen[: max(1, count)])
-        return chosen[: max(1, count)].tolist()  # type: ignore[no-any-return]
+        kind = np.zeros(slab.slot_count, dtype=np.int8)
+        with self._changed:
+            for blocks in self._blocks:
+                is_cached = blocks.slots >= 0
+                kind[blocks.slots[is_cached]] = 1 + blocks.ranks[is_cached]
+        kind[list(written)] = 1 + PRESENT
+        chosen = np.lexsort((slab.entries["stamp"], kind))
+        chosen = chosen[kind[chosen] <= (0 if self.fits else 1 + ENDED)]
+        chosen = chosen[: max(1, min(slab.slot_count // 8, _COMMIT_BLOCKS))]
+        if chosen.size:
+            self._forget(slab, chosen)
+        return chosen.tolist()  # type: ignore[no-any-return]
 
     def _forget(self, slab: Slab, slots: Numbers) -> None:
         """Empty slots.  Raises: OSError."""
         for entry in slab.entries[slots]:
             owner = int(entry["object"][0]), int(entry["object"][1])
             for blocks, first in self._owners.get(owner, ()):
-                blocks.know_slot(first + int(entry["block"]), -1)
+                blocks.set_slot(first + int(entry["block"]), -1)
         slab.evict(slots)
         for blocks in self._blocks:
-            blocks.know_evictions(slab.known_evictions)
+            blocks.trust_slots(slab.known_evictions)
 
     # --- blocks that are read again ---
 
@@ -364,7 +566,8 @@ class ObjectCache:
         Their number follows from the time since the last ones, as if no more than a minute.
         """
         seconds = min(now - self._scrub_at, 60.0)
-        count = max(1, round(slab.slot_count * seconds / SCRUB_SECONDS))
+        count = round(slab.slot_count * seconds / SCRUB_SECONDS)
+        count = max(1, min(count, slab.slot_count))  # none twice
         due = self._scrub_at + count * SCRUB_SECONDS / slab.slot_count
         self._scrub_at = max(due, now - 60.0)
         slots = np.arange(self._scrubbed, self._scrubbed + count) % slab.slot_count

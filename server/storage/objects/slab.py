@@ -34,7 +34,8 @@ from ..local import syscalls
 from ..local.copying import best_copier
 
 BLOCK_BYTES = 1 << 20
-"""Of tokens of one object, counted from its first one; those of `blocks-1` are whole blocks."""
+"""The tokens of an object are cut into blocks of this size, from its first token on. A block of the
+order `blocks-1` is one, two or more of them."""
 TAIL_BYTES = 8
 """Behind a block, where the object has more: the token that is the last target of its rows."""
 SLOT_BYTES = BLOCK_BYTES + 4096
@@ -54,7 +55,7 @@ _WORDS, _CHECKED_WORDS = _ENTRY.itemsize // 8, 5
 _LOCK_SECONDS = 10.0
 """Another process may be making the file: a few seconds for terabytes."""
 
-Object = tuple[int, int]
+ContentHash = tuple[int, int]
 """The hash of an object as it was pinned, 128 bits."""
 
 
@@ -186,7 +187,7 @@ class Slab:
         os.fdatasync(self._descriptor)
         self._raise_counts(1, 0)
 
-    def write(self, slot: int, owner: Object, block: int, content: memoryview) -> None:
+    def write(self, slot: int, owner: ContentHash, block: int, content: memoryview) -> None:
         """Write a block into an empty slot. Other processes see it after `commit`.
 
         content: at most BLOCK_BYTES + TAIL_BYTES bytes.  Raises: OSError, as `commit`.

@@ -6,19 +6,22 @@ import random
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from client import NumpyBatches, Timeouts
-from tests.conftest import Serve, Server, serving
-from tests.support.object_server import ObjectServer, object_server
+from tests.conftest import Serve, Server
+from tests.support.object_server import ObjectServer
 from tests.support.waiting import eventually
+from tokenfeed.errors import InvalidRequest
+from tokenfeed.server.storage.objects.counts import REASONS
 from tokenfeed.server.storage.objects.slab import BLOCK_BYTES, FILE, FOLDER, open_slab, size_of
 from tokenfeed.tools import verify
+from tokenfeed.tools.__main__ import main as tools
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 B, T = 4, 2048
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 12_000_000).astype("<u2")
 BLOCKS = -(-TOKENS.nbytes // BLOCK_BYTES)
@@ -29,17 +32,10 @@ TIMERS = {f"{_MODULE}._PAUSE_SECONDS": 0.01, f"{_MODULE}._COMMIT_SECONDS": 0.1}
 
 
 @pytest.fixture
-def store() -> Iterator[ObjectServer]:
-    with object_server() as found:
-        found.put("bucket/a.bin", TOKENS.tobytes())
-        yield found
-
-
-@pytest.fixture
-def serve(store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with serving(tmp_path) as start:
-        yield start
+def store(store: ObjectServer) -> ObjectServer:
+    """With a corpus."""
+    store.put("bucket/a.bin", TOKENS.tobytes())
+    return store
 
 
 @pytest.fixture
@@ -74,6 +70,9 @@ def test_an_epoch_out_of_the_cache_makes_no_get(
     """Who trains for more than one pays once. Metrics and the log tell how far it is."""
     server = serve(*caching(tmp_path), "--metrics-port", "0", timers=TIMERS)
     assert f"object cache folder={tmp_path} bytes={size_of(32)} blocks=32 cached=0" in server.stderr
+    assert (
+        "as whole blocks is 23 GETs, 0.00 dollars; as rows of 2,048 tokens 5,859" in server.stderr
+    )
     epoch = TOKENS.size // T // B
     require_rows(server.address, local, 2)
     assert eventually(lambda: f"filled blocks={BLOCKS} of={BLOCKS}" in server.stderr, 20)
@@ -89,6 +88,93 @@ def test_an_epoch_out_of_the_cache_makes_no_get(
     assert values["tokenfeed_object_cache_size_bytes"] == size_of(32)
     assert values['tokenfeed_object_cache_rows_total{result="hit"}'] >= 3 * B * (epoch // 8)
     assert values["tokenfeed_object_cache_damaged_blocks_total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("order", "blocks", "slots", "most"),
+    [
+        ("shuffled", 64, 80, 1.1),
+        ("blocks", 96, 36, 1.05 + 16 / 96),  # the next group is fetched ahead
+        pytest.param("blocks", 720, 36, 1.05, marks=[pytest.mark.proof, pytest.mark.slow(120)]),
+    ],
+)
+def test_an_epoch_fetches_little_more_than_the_corpus(
+    store: ObjectServer,
+    serve: Serve,
+    tmp_path: Path,
+    order: str,
+    blocks: int,
+    slots: int,
+    most: float,
+) -> None:
+    """At full speed: a store bills each byte. Of a corpus that fits, and of one that is up to 20
+    times the cache; then the disk has never more than it may.
+    """
+    tokens = np.random.default_rng(1).integers(0, 50_000, (8 << 19) + 1).astype("<u2")
+    for number in range(blocks // 8):
+        store.put(f"bucket/c/{number:03}.bin", tokens.tobytes())
+    words = ["--data", "train=s3://bucket/c/", *caching(tmp_path, slots)[2:]]
+    server = serve(*words, "--metrics-port", "0", timers=TIMERS)
+    groups = {"group_tokens": 16 << 19} if order == "blocks" else {}
+    options = {"seed": 1, "rank": 0, "world_size": 1, "order": order, **groups}
+    steps, parts = blocks * (1 << 19) // T // 64, []
+    for epoch in range(2):
+        before = metrics(server)
+        given = options | {"start_step": epoch * steps, "num_batches": steps}
+        with NumpyBatches(server.address, 64, T, **given) as feed:  # type: ignore[arg-type]
+            for x, _ in feed:
+                assert x[0, 0] in tokens[::T]
+        after = metrics(server)
+        names = [f'tokenfeed_object_bytes_total{{reason="{reason}"}}' for reason in REASONS]
+        parts.append(
+            [(after.get(name, 0) - before.get(name, 0)) / (blocks << 20) for name in names]
+        )
+    (rows, whole, _), second = parts
+    assert 0 < rows < 0.1
+    assert 1 <= rows + whole <= most
+    assert sum(second) == 0 if order == "shuffled" else 0.5 < sum(second) <= most
+    status = (tmp_path / FOLDER / FILE).stat()
+    assert max(status.st_size, status.st_blocks * 512) <= size_of(slots) + 4096
+
+
+def test_groups_that_the_cache_has_no_room_for_are_refused(
+    store: ObjectServer, serve: Serve, tmp_path: Path
+) -> None:
+    """Their blocks would be fetched again and again; the error has the ways out."""
+    server = serve(*caching(tmp_path, 16), timers=TIMERS)
+    options = OPTIONS | {"order": "blocks"}
+    with (
+        NumpyBatches(server.address, B, T, **options) as feed,  # type: ignore[arg-type]
+        pytest.raises(InvalidRequest, match=r"reads 22 blocks .* has 16, .* smaller group_tokens"),
+    ):
+        next(feed)
+    require_right = options | {"group_tokens": 16 << 19}
+    with NumpyBatches(server.address, B, T, **require_right) as feed:  # type: ignore[arg-type]
+        next(feed)
+
+
+def test_a_plan_tells_what_the_store_bills(
+    store: ObjectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before it is on the bill: an epoch and a half of 5,859 windows."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mixture = tmp_path / "mixture.toml"
+    mixture.write_text("[weights]\ntrain = 1\n")
+    words = [
+        "plan",
+        str(mixture),
+        "file:train=s3://bucket/a.bin?dtype=uint16",
+        "--tokens=18_000_000",
+    ]
+    words += ["--context-length", "2048", "--object-prices", "400000,1e6"]
+    assert tools(words) == 0
+    printed = capsys.readouterr().out
+    assert "row by row, without a cache: 8,790 GETs, 36,003,840 bytes, 39,519.84 dollars" in printed
+    assert "in whole blocks, by order blocks: 35 GETs, 36,003,840 bytes" in printed
+    assert "in whole blocks, once: 23 GETs, 23,998,464 bytes" in printed
 
 
 def metrics(server: Server) -> dict[str, float]:
@@ -112,11 +198,10 @@ def test_a_kill_while_the_cache_fills_changes_no_row(
     timers = TIMERS | {f"{_MODULE}._COMMIT_BLOCKS": 2}
     # Not all fits, so that slots get other blocks all the time.
     words = caching(tmp_path, 16)
-    timers |= {f"{_MODULE}.TOUCHES": 1, f"{_MODULE[:-12]}cached_blocks.TOUCHES": 1}
     other, most = serve(*words, timers=timers), 0
     for number in range(kills):
         server = serve(*words, timers=timers)
-        options = {"start_step": 40 * number}
+        options = {"start_step": 733 * number, "order": "blocks", "group_tokens": 1 << 23}
         require_rows(server.address, local, 3, **options)
         server.process.send_signal(signal.SIGSTOP)  # where it is
         time.sleep(chance.uniform(0, 0.02))
@@ -124,11 +209,11 @@ def test_a_kill_while_the_cache_fills_changes_no_row(
         require_rows(other.address, local, 3, **options)
         server.stop(signal.SIGKILL)
         require_rows(other.address, local, 10, **options)
-        slab = open_slab(str(tmp_path), None)
-        used = np.flatnonzero(slab.entries["stamp"]).tolist()
-        most = max(most, len(used))
+        most = max(most, cached_blocks(tmp_path))
     assert most > 4
     other.stop()
+    slab = open_slab(str(tmp_path), None)
+    used = np.flatnonzero(slab.entries["stamp"]).tolist()
     damaged = [slot for slot in used if not slab.is_intact(slot)]
     assert not damaged
     assert (tmp_path / FOLDER / FILE).stat().st_size == size_of(16)

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 
 from client import NumpyBatches, Timeouts
-from tests.conftest import Serve, serving
+from tests.conftest import Serve
 from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
 from tests.server.storage.objects.test_object_bytes import PASSING
-from tests.support.object_server import ObjectServer, object_server
+from tests.support.object_server import ObjectServer
 from tokenfeed.errors import CorpusChanged, InvalidRequest
 from tokenfeed.server.ingest.__main__ import main as ingest
 from tokenfeed.server.storage.objects import door, object_bytes
 from tokenfeed.tools.redact.__main__ import build_parser, redact
 from tokenfeed.tools.redact.redacting import ListSummary
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 B, T = 2, 8192
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 6_000_000).astype("<u2")
 TARGET = "s3://bucket/a.bin"
@@ -33,17 +34,10 @@ OPTIONS = {"seed": 1, "order": "shuffled", "rank": 0, "world_size": 1}
 
 
 @pytest.fixture
-def store() -> Iterator[ObjectServer]:
-    with object_server() as found:
-        found.put("bucket/a.bin", TOKENS.tobytes())
-        yield found
-
-
-@pytest.fixture
-def serve(store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with serving(tmp_path) as start:
-        yield start
+def store(store: ObjectServer) -> ObjectServer:
+    """With a corpus."""
+    store.put("bucket/a.bin", TOKENS.tobytes())
+    return store
 
 
 @pytest.fixture
@@ -81,19 +75,23 @@ def test_every_fault_in_turn_changes_no_row(
     assert not store.faults
 
 
+@pytest.mark.parametrize(
+    "seconds", [1.5, pytest.param(300, marks=[pytest.mark.proof, pytest.mark.slow(400)])]
+)
 def test_a_store_that_is_away_for_a_while_is_no_lost_dataset(
-    store: ObjectServer, serve: Serve, expected: NumpyBatches
+    store: ObjectServer, serve: Serve, expected: NumpyBatches, seconds: float
 ) -> None:
     """Clients hear UNAVAILABLE, wait, and go on; no other server could help."""
     server = serve(*WORDS, *UNCACHED)
-    with NumpyBatches(server.address, B, T, **OPTIONS, prefetch_bytes=2 << 20) as feed:
+    options = OPTIONS | {"prefetch_bytes": 2 << 20, "timeouts": Timeouts(reconnect_seconds=400)}
+    with NumpyBatches(server.address, B, T, **options) as feed:  # type: ignore[arg-type]
         require_rows(feed, expected, 2)
         store.always_fault = "503"
-        back = threading.Timer(1.5, lambda: setattr(store, "always_fault", ""))
+        back = threading.Timer(seconds, lambda: setattr(store, "always_fault", ""))
         back.start()
         began = time.monotonic()
         require_rows(feed, expected, 150)
-        assert time.monotonic() - began > 1
+        assert time.monotonic() - began > seconds / 2
         back.join()
     assert "read failed, retrying dataset=train file=a.bin reason=Server" in server.stderr
     assert "dataset failed" not in server.stderr

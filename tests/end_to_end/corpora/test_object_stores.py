@@ -7,7 +7,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import obstore
 import pytest
 
 from client import NumpyBatches, RemoteBatches
-from tests.conftest import ROOT, Serve, serving
+from tests.conftest import ROOT, Serve
 from tests.end_to_end.corpora.test_documents_and_masks import FORMATS, B, Corpus, T, write_corpus
 from tests.server.ingest.corpus import documents, tree, write_jsonl, write_parquet
 from tests.server.ingest.running import ingest, ingested
@@ -30,6 +30,7 @@ from tokenfeed.server.storage.objects.slab import size_of
 from tokenfeed.tools import inspect, verify
 from tokenfeed.tools.__main__ import main
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 ORDERS = ["sequential", "shuffled", "random", "packed", "padded"]
 BATCHES = 40
 PREFIX = f"s3://{BUCKET}"
@@ -51,13 +52,6 @@ def corpora(weed: Seaweed, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     for each in found.values():
         assert str(folder) in each.target
     return found
-
-
-@pytest.fixture
-def serve(weed: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with serving(tmp_path) as start:
-        yield start
 
 
 def remote(corpus: Corpus, text: str) -> str:
@@ -196,29 +190,39 @@ def test_a_large_corpus_is_not_downloaded_for_its_documents(
         rows_of(remote(corpus, corpus.target))
 
 
+def require_data_loss(
+    prefix: str,
+    put_folder: Callable[[Path, str], object],
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replace an object that is read.  prefix: of the store's paths."""
+    monkeypatch.setattr(object_bytes, "CHANGED_SECONDS", 0.5)
+    tokens = np.arange(60_000, dtype="<u2").repeat(20)
+    folder.mkdir()
+    tokens.tofile(folder / "a.bin")
+    put_folder(folder, "changing")
+    caplog.set_level(logging.ERROR)
+    target = f"{prefix}/changing/a.bin?dtype=uint16"
+    ahead = {"prefetch_bytes": 1 << 16, "rank": 0, "world_size": 1, "num_batches": 5000}
+    with NumpyBatches(target, B, T, **ahead) as feed:  # type: ignore[arg-type]
+        next(feed)
+        tokens[::-1].tofile(folder / "a.bin")
+        put_folder(folder, "changing")
+        with pytest.raises(CorpusChanged):
+            list(feed)
+    assert "a.bin: has been re" in caplog.text
+
+
 def test_a_replaced_object_is_data_loss(
     weed: Seaweed,
-    serve: Serve,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a real store too: its rows would be those of another corpus."""
-    monkeypatch.setattr(object_bytes, "CHANGED_SECONDS", 0.5)
-    folder = tmp_path / "changing"
-    folder.mkdir()
-    np.arange(60_000, dtype="<u2").repeat(20).tofile(folder / "a.bin")
-    weed.put_folder(folder, "changing")
-    caplog.set_level(logging.ERROR)
-    target = f"{PREFIX}/changing/a.bin?dtype=uint16"
-    ahead = {"prefetch_bytes": 1 << 16, "rank": 0, "world_size": 1}
-    with NumpyBatches(target, B, T, **ahead, num_batches=5000) as feed:
-        next(feed)
-        np.arange(60_000, dtype="<u2").repeat(20)[::-1].tofile(folder / "a.bin")
-        weed.put_folder(folder, "changing")
-        with pytest.raises(CorpusChanged):
-            list(feed)
-    assert "a.bin: has been replaced" in caplog.text
+    require_data_loss(PREFIX, weed.put_folder, tmp_path / "changing", caplog, monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ emulators of both.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,16 +13,20 @@ import numpy as np
 import pytest
 
 from client import NumpyBatches
-from tests.conftest import Serve, serving
+from tests.conftest import Serve
 from tests.end_to_end.corpora.test_documents_and_masks import FORMATS, B, Corpus, T, write_corpus
-from tests.end_to_end.corpora.test_object_stores import BATCHES, ORDERS, require_same, rows_of
+from tests.end_to_end.corpora.test_object_stores import (
+    BATCHES,
+    ORDERS,
+    require_data_loss,
+    require_same,
+    rows_of,
+)
 from tests.support.other_stores import BUCKET, azurite, fake_gcs
 from tests.support.waiting import eventually
-from tokenfeed.errors import CorpusChanged
-from tokenfeed.server.storage.objects import object_bytes
 from tokenfeed.server.storage.objects.slab import open_slab, size_of
 
-pytestmark = [pytest.mark.proof, pytest.mark.slow]
+pytestmark = [pytest.mark.proof, pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 STORES = {"gs": fake_gcs, "az": azurite}
 
 
@@ -42,15 +45,6 @@ def corpora(store: tuple[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     found = {form: write_corpus(folder / form, form) for form in FORMATS}
     store[1](folder, "c")
     return found
-
-
-@pytest.fixture
-def serve(
-    store: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Serve]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with serving(tmp_path) as start:
-        yield start
 
 
 def remote(corpus: Corpus, text: str, prefix: str) -> str:
@@ -99,25 +93,9 @@ def test_a_server_caches_them(
 
 def test_a_replaced_object_is_data_loss(
     store: tuple[str, Any],
-    serve: Serve,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each names its content in another way."""
-    monkeypatch.setattr(object_bytes, "CHANGED_SECONDS", 0.5)
-    prefix, put = store
-    folder = tmp_path / "changing"
-    folder.mkdir()
-    tokens = np.arange(60_000, dtype="<u2").repeat(20)
-    tokens.tofile(folder / "a.bin")
-    put(folder, "changing")
-    caplog.set_level(logging.ERROR)
-    ahead = {"prefetch_bytes": 1 << 16, "rank": 0, "world_size": 1, "num_batches": 5000}
-    with NumpyBatches(f"{prefix}/changing/a.bin?dtype=uint16", B, T, **ahead) as feed:  # type: ignore[arg-type]
-        next(feed)
-        tokens[::-1].tofile(folder / "a.bin")
-        put(folder, "changing")
-        with pytest.raises(CorpusChanged):
-            list(feed)
-    assert "a.bin: has been re" in caplog.text
+    require_data_loss(*store, tmp_path / "changing", caplog, monkeypatch)

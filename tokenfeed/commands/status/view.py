@@ -197,6 +197,13 @@ def _figures(status: pb.GetStatusResponse) -> list[Figure]:
         came = Cell(words.size(sum(each.bytes for each in status.object_requests)))
         count = sum(each.requests for each in status.object_requests)
         figures.append(Figure("From object stores", "objects", came, f"in {count:,} requests"))
+    if status.HasField("object_cache"):
+        cache = status.object_cache
+        filled = cache.cached_blocks / max(1, cache.blocks)
+        hits = cache.hits / max(1, cache.hits + cache.misses)
+        size = Cell(words.size(cache.cached_blocks << 20), share=filled)
+        of = f"of {words.size(cache.blocks << 20)}, for {words.share(hits)} of the rows"
+        figures.append(Figure("In the object cache", "cached", size, of))
     return figures
 
 

@@ -32,6 +32,20 @@ _EPOCHS_KEPT = 4
 """Size of an LRU cache. With 60,000 files, each entry is 1.9 MB."""
 
 
+class Group(NamedTuple):
+    """The tokens that an order reads together: whole blocks, or a chunk of the rests of files.
+
+    first_sample, end_sample: own samples of the source that read it, in any order.
+    file, first_token, token_count: int64[n], ranges of tokens, without the last target behind each.
+    """
+
+    first_sample: int
+    end_sample: int
+    file: Numbers
+    first_token: Numbers
+    token_count: Numbers
+
+
 class Blocks:
     """The order, for any corpus: it has no place before `BlocksOfFiles` knows the files."""
 
@@ -104,6 +118,32 @@ class BlocksOfFiles(Blocks):
         """
         file, window = self._windows_of(samples, seed)
         return file, window * self._context_length
+
+    def group_at(self, sample: int, seed: int) -> Group:
+        """Return the group of a sample: what a reader needs until its end.
+
+        sample: own sample of the source.  seed: of the source.
+        """
+        epoch, index = divmod(sample, int(self._file_ends[-1]))
+        in_blocks = self._block_count * self._windows
+        if index < in_blocks:
+            groups = _Parts(self._block_count, self._group_count, self._windows)
+            first, end = groups.part_of(index)
+            turn = np.arange(first, end)
+            file, begin = self._blocks(turn, np.full_like(turn, epoch), seed)
+            count = np.full_like(begin, self._windows)
+            first, end = first * self._windows, end * self._windows
+        else:
+            chunks = _Parts(self._rest_count, self._chunk_count, 1)
+            first, end = chunks.part_of(index - in_blocks)
+            rests = self._rests_of(seed, epoch)
+            begins = np.maximum(first, np.concatenate([[0], rests.ends[:-1]]))
+            count = np.minimum(end, rests.ends) - begins
+            within = np.flatnonzero(count > 0)
+            file, begin, count = rests.files[within], (begins + rests.shifts)[within], count[within]
+            first, end = first + in_blocks, end + in_blocks
+        length, before = self._context_length, sample - index
+        return Group(before + first, before + end, file, begin * length, count * length)
 
     def indices(self, places: Numbers, epochs: Numbers, seed: int, place_count: int, /) -> Numbers:
         """Return where windows come in an epoch, the inverse of `places`; as `Order.indices`."""
@@ -230,6 +270,16 @@ class _Parts(NamedTuple):
     units: int
     parts: int
     unit: int
+
+    def part_of(self, point: int) -> tuple[int, int]:
+        """Return the first unit of the part of a point, and the one behind its last."""
+        least, longer = divmod(self.units, self.parts)
+        place, end = point // self.unit, longer * (least + 1)
+        if place < end:
+            first = place // (least + 1) * (least + 1)
+            return first, first + least + 1
+        first = end + (place - end) // least * least
+        return first, first + least
 
     def permuted(
         self, points: Numbers, epochs: Numbers, seed: int, *, inverse: bool = False

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from tokenfeed.client.feed.stats import SourceStats
+from tokenfeed.server.storage.objects.counts import Prices
 from tokenfeed.stream.schedule import Exhausted
 
 from .forecast import DELAY_STEPS_MAX, Forecast, StageForecast, smaller_blocks
@@ -25,6 +26,8 @@ class Report:
     source, by the history of a state; None without one.  first_batch: is that of this history,
     above 0 if older ones were dropped.  target_shares: tell of each source, by its number, the
     share of the positions of x that have a target, before any loss mask: 1 for windows.
+    token_bytes: are those of each source, by its number.  prices: are those of the object store
+    that is read; None without one.
     """
 
     planned: Forecast
@@ -34,6 +37,8 @@ class Report:
     seen: Mapping[str, SourceStats] | None
     first_batch: int
     target_shares: Mapping[int, Fraction]
+    token_bytes: Mapping[int, int]
+    prices: Prices | None
 
     # --- plain values ---
 
@@ -52,6 +57,7 @@ class Report:
             "stages": [self._stage(stage) for stage in planned.stages],
             "sources": {self._name(each): self._source(each) for each in planned.numbers},
             "smaller_blocks": self._smaller_blocks(),
+            "object_store": self._bills(),
         }
 
     def _stage(self, each: StageForecast) -> dict[str, Any]:
@@ -130,6 +136,32 @@ class Report:
         late = self._tokens(stage.first_sample) - self._tokens(stage.asked)
         return late / (self.global_batch_size * length)
 
+    def _bills(self) -> dict[str, dict[str, float]]:
+        """Return what the tokens cost in an object store: GETs, bytes and dollars, by how they are
+        read. Nothing without one.
+        """
+        if self.prices is None:
+            return {}
+        planned, size, once = self.planned, 0, 0
+        for number, tokens in planned.tokens.items():
+            row_bytes = planned.stream.context_length * self.token_bytes[number]
+            source_bytes = tokens * self.token_bytes[number]
+            size += source_bytes
+            once += min(source_bytes, planned.rows.get(number, 0) * row_bytes or source_bytes)
+        parts = {
+            "row by row, without a cache": (sum(planned.samples.values()), size),
+            "in whole blocks, by order blocks": (-(-size >> 20), size),
+            "in whole blocks, once": (-(-once >> 20), once),
+        }
+        return {
+            name: {
+                "gets": gets,
+                "bytes": size_bytes,
+                "dollars": self.prices.dollars(gets, size_bytes),
+            }
+            for name, (gets, size_bytes) in parts.items()
+        }
+
     def _name(self, source: int) -> str:
         return self.planned.stream.sources[source].dataset
 
@@ -154,7 +186,12 @@ class Report:
             lines += [f"{which} not reached", ""]
         if plain["smaller_blocks"] is not None:
             lines += _smaller_blocks_lines(plain["smaller_blocks"])
-        lines += [*self._total_lines(plain["sources"]), "", *self._end_lines(plain["sources"])]
+        lines += self._total_lines(plain["sources"])
+        lines += [
+            f"  {name}: {each['gets']:,} GETs, {each['bytes']:,} bytes, {each['dollars']:,.2f} dollars"
+            for name, each in plain["object_store"].items()
+        ]
+        lines += ["", *self._end_lines(plain["sources"])]
         return "\n".join(lines)
 
     def _header(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import replace
 
 from tokenfeed.client.feed.changes import require_same_corpus
@@ -20,6 +21,8 @@ from .. import WAIT_SECONDS
 from .forecast import forecast
 from .input import PlanInput, read_asked, read_end_sample, read_tokens
 from .report import Report
+
+_OBJECTS = re.compile(r"\b(s3|gs|az|https)://")
 
 
 def run_plan(arguments: argparse.Namespace) -> None:
@@ -55,6 +58,8 @@ def run_plan(arguments: argparse.Namespace) -> None:
             number: target_share(stream.sources[number], dataset, stream.context_length)
             for number, dataset in described.items()
         },
+        token_bytes={number: dataset.token_bytes for number, dataset in described.items()},
+        prices=arguments.object_prices if _OBJECTS.search(target) else None,
     )
     print(json.dumps(report.plain()) if arguments.json else report.text())
 

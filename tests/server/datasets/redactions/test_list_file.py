@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.memory_files import files_in_memory
+from tests.support.object_server import object_server
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 from tokenfeed.server.datasets.redactions import list_file
@@ -125,6 +126,18 @@ def test_the_file_is_looked_at_once_a_second(path: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "stat", lambda path: pytest.fail("looked again"))
 
     assert all(len(lists.hashes) == 1 and lists.erased is None for _ in range(100))
+
+
+def test_a_start_waits_for_a_list_in_a_store_that_is_away(tmp_path: Path) -> None:
+    """As for a corpus: a store may restart while a server does."""
+    write_list(str(tmp_path / "list"), a_list(5))
+    with object_server() as store:
+        store.put("bucket/list", (tmp_path / "list").read_bytes())
+        store.faults.extend(5 * ["503"])  # more than the library tries again
+        found = read_list("s3://bucket/list")
+        assert found is not None
+        assert found.hashes == a_list(5).hashes
+        assert read_list("s3://bucket/none") is None
 
 
 def test_a_list_in_a_store_that_hangs_holds_up_no_row(

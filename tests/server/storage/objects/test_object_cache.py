@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.objects import cache_choice, object_cache
 from tokenfeed.server.storage.objects.cache_choice import open_cache
-from tokenfeed.server.storage.objects.counts import REQUESTS
+from tokenfeed.server.storage.objects.counts import REQUESTS, CacheCounts
 from tokenfeed.server.storage.objects.listing import LISTING
-from tokenfeed.server.storage.objects.object_cache import CacheCounts, ObjectCache
+from tokenfeed.server.storage.objects.object_cache import ObjectCache
 from tokenfeed.server.storage.objects.slab import BLOCK_BYTES, FILE, FOLDER, SLOT_BYTES, size_of
 from tokenfeed.server.storage.store import TokenStore, open_store
 
@@ -93,6 +94,16 @@ def require_rows(tokens: TokenStore, seed: int, count: int = 12) -> None:
     require_right(gather_block(tokens, spans).tokens, spans)
 
 
+class Stream:
+    """Whose groups are held."""
+
+
+def hold(
+    cache: ObjectCache, tokens: TokenStore, owner: Stream, present: list[int], following: list[int]
+) -> None:
+    cache.hold(owner, tokens.files, np.array(present), np.array(following))  # type: ignore[arg-type]
+
+
 def fill(tokens: TokenStore, cache: ObjectCache) -> CacheCounts:
     require_rows(tokens, 1, 4)
     assert eventually(lambda: cache.counts.cached_blocks == BLOCKS, 20)
@@ -136,7 +147,7 @@ def test_rows_of_any_blocks_are_right(opened: Opened, share: float) -> None:
     random = np.random.default_rng(3)
     for block in range(BLOCKS):
         if random.random() >= share:
-            blocks.know_slot(block, -1)
+            blocks.set_slot(block, -1)
     for count in (2, T + 1, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK):
         spans = rows(random, 4, count)
         require_right(gather_block(tokens, spans).tokens, spans)
@@ -169,8 +180,6 @@ def test_rows_are_right_while_blocks_make_room(
     away. Never more is fetched than the cache and the rows.
     """
     monkeypatch.setattr(cache_choice, "SLOTS_MIN", 1)
-    monkeypatch.setattr(object_cache, "TOUCHES", 1)
-    monkeypatch.setattr("tokenfeed.server.storage.objects.cached_blocks.TOUCHES", 1)
     monkeypatch.setattr(object_cache, "_COMMIT_BLOCKS", 2)
     both = []
     for _ in range(2):
@@ -186,8 +195,12 @@ def test_rows_are_right_while_blocks_make_room(
 
     def ask(number: int) -> None:
         try:
+            owner, (tokens, cache) = Stream(), both[number % 2]
             for seed in range(calls):
-                require_rows(both[number % 2][0], 1000 * number + seed)
+                hold(
+                    cache, tokens, owner, [(number + seed) % BLOCKS], [(number + seed + 1) % BLOCKS]
+                )
+                require_rows(tokens, 1000 * number + seed)
         except BaseException as error:
             failed.append(error)
             raise
@@ -210,32 +223,97 @@ def test_rows_are_right_while_blocks_make_room(
     assert slab_of(tmp_path).stat().st_size == size_of(4)
 
 
-def test_single_rows_fetch_no_block_of_a_corpus_that_does_not_fit(
-    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each would fetch 256 times what it needs. Blocks of which rows come again and again do."""
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int) -> tuple:
+    """The objects with a cache that has not room for them."""
     monkeypatch.setattr(cache_choice, "SLOTS_MIN", 1)
-    monkeypatch.setattr(object_cache, "_PAUSE_SECONDS", 0.01)
+    for name, seconds in (("_PAUSE_SECONDS", 0.01), ("_COMMIT_SECONDS", 0.05)):
+        monkeypatch.setattr(object_cache, name, seconds)
     tokens, _ = open_store("train", URLS, RAW, StorageOptions())
     tokens.narrow(65_535)
-    cache = open_cache([tokens.files], str(tmp_path), size_of(4))
+    cache = open_cache([tokens.files], str(tmp_path), size_of(slots))
     assert cache is not None
+    return tokens, cache
 
-    def ask(block: int, row: int) -> None:
-        spans = Spans.of_windows(T + 1, np.array([1]), np.array([block * BLOCK + row * T]))
+
+def cached(tokens: TokenStore) -> list[int]:
+    return np.flatnonzero(tokens.files.cached.slots >= 0).tolist()  # type: ignore[attr-defined]
+
+
+def test_groups_of_streams_are_fetched_ahead_and_let_go_of(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slowest stream keeps its blocks; those of one that has ended stay while there is room, so
+    that it can go on without a GET.
+    """
+    tokens, cache = small(tmp_path, monkeypatch, 4)
+    require_rows(tokens, 1, 40)
+    assert cached(tokens) == [], "without a group, each would fetch 256 times what a row needs"
+    first, second = Stream(), Stream()
+    steps = [
+        (first, [0, 1], [2, 3], [0, 1, 2, 3]),
+        (first, [2, 3], [4, 5], [2, 3, 4, 5]),
+        (second, [2, 3], [4, 5], [2, 3, 4, 5]),
+        (first, [4, 5], [6, 7], [2, 3, 4, 5]),  # the second one is still there
+        (second, [4, 5], [6, 7], [4, 5, 6, 7]),
+    ]
+    for owner, present, following, expected in steps:
+        hold(cache, tokens, owner, present, following)
+        # As many bytes as the blocks, or more are not fetched.
+        spans = rows(np.random.default_rng(2), 8, BLOCK // 2)
         require_right(gather_block(tokens, spans).tokens, spans)
-
-    for row in range(3):
-        for block in range(5):
-            ask(block, row)
-    assert cache.counts.cached_blocks == len(cache._wanted) == 0
-    ask(2, 4)
-    assert eventually(lambda: cache.counts.cached_blocks == 1)
-    misses = cache.counts.misses
-    ask(2, 5)
-    assert cache.counts.misses == misses
+        assert eventually(lambda expected=expected: cached(tokens) == expected), expected
+    del first, second, owner, steps
+    blocks = REQUESTS.by_reason["block"].gets
+    time.sleep(0.1)
+    require_rows(tokens, 3)
+    assert cached(tokens) == [4, 5, 6, 7]
+    again = Stream()
+    hold(cache, tokens, again, [4, 5], [6, 7])
+    require_rows(tokens, 3)
+    assert REQUESTS.by_reason["block"].gets == blocks
+    hold(cache, tokens, again, [6, 7], [8, 9])
+    require_rows(tokens, 3)
+    assert eventually(lambda: cached(tokens) == [6, 7, 8, 9])
     cache.close()
     tokens.close()
+
+
+def test_a_group_without_room_is_refused_with_its_ways_out(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks would make room for each other, and be fetched for each row again."""
+    tokens, cache = small(tmp_path, monkeypatch, 4)
+    problem = r"order: reads 5 blocks .* has 4, .*group_tokens.*--object-cache-bytes \d+ .*shuffled"
+    with pytest.raises(InvalidRequest, match=problem):
+        hold(cache, tokens, Stream(), [0, 1, 2, 3, 4], [])
+    cache.close()
+    tokens.close()
+
+
+def test_a_row_waits_for_its_block_once_few_rows_came_before_theirs(
+    opened: Opened, store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a fast reader would fetch a large part of a corpus twice."""
+    tokens, _ = opened()
+    before = REQUESTS.by_reason["row"].size_bytes
+    for seed in range(100):
+        require_rows(tokens, seed, 64)
+    early = REQUESTS.by_reason["row"].size_bytes - before
+    size = sum(each.nbytes for each in TOKENS)
+    assert 0 < early <= 1.25 * object_cache.EARLY_SHARE * size + 64 * 2 * T
+
+
+def test_an_object_that_cannot_be_read_holds_up_no_other(
+    opened: Opened, store: ObjectServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two buckets one may be denied."""
+    tokens, cache = opened()
+    (lost,) = store.objects.pop("bucket/c/a.npy")
+    cache.note_use()
+    assert eventually(lambda: cached(tokens) == [4, 5, 6, 7, 8, 9])
+    assert "block not fetched, trying again later reason=has been removed" in caplog.text
+    store.objects["bucket/c/a.npy"] = [lost]
+    fill(tokens, cache)
 
 
 def test_an_object_that_is_replaced_is_cached_again(opened: Opened, store: ObjectServer) -> None:
@@ -335,7 +413,7 @@ def test_a_store_that_is_away_stops_the_filling_alone(
     """Rows that are cached come as before."""
     tokens, cache = opened()
     store.always_fault = "503"
-    cache.use()
+    cache.note_use()
     assert eventually(lambda: "block not fetched, trying again later" in caplog.text, 20)
     store.always_fault = ""
     fill(tokens, cache)

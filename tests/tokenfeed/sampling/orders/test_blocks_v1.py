@@ -72,6 +72,28 @@ def test_an_epoch_visits_every_window_once_and_the_inverse_finds_each(
 
 
 @settings(max_examples=40)
+@given(files=FILES, length=LENGTHS, group=GROUPS, seed=SEEDS, epoch=st.integers(0, 2**40))
+def test_a_group_has_the_tokens_of_its_samples_and_no_others(
+    files: list[int], length: int, group: int, seed: int, epoch: int
+) -> None:
+    """Who fetches a group ahead has all that its rows need, and has fetched nothing for nothing."""
+    count = sum(counts_of(files, length))
+    order, sample = small(files, length, group), epoch * count
+    while sample < (epoch + 1) * count:
+        found = order.group_at(sample, seed)
+        assert found.first_sample == sample < found.end_sample
+        assert order.group_at(found.end_sample - 1, seed).first_sample == sample
+        sample = found.end_sample
+        windows = order.windows(np.arange(found.first_sample, sample), seed)
+        expected = {*zip(*(each.tolist() for each in windows), strict=True)}
+        ranges = zip(*(each.tolist() for each in found[2:]), strict=True)
+        parts = [(f, at) for f, first, n in ranges for at in range(first, first + n, length)]
+        assert len(parts) == len(expected)
+        assert {*parts} == expected
+    assert sample == (epoch + 1) * count
+
+
+@settings(max_examples=40)
 @given(files=FILES, length=LENGTHS, group=GROUPS, seed=SEEDS, epoch=st.sampled_from([0, 1, 2**40]))
 def test_every_window_is_where_the_second_implementation_has_it(
     files: list[int], length: int, group: int, seed: int, epoch: int

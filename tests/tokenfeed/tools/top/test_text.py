@@ -62,12 +62,15 @@ def test_a_snapshot_has_what_the_page_has() -> None:
     """Who has no browser misses nothing: requests to object stores, and calls that were refused."""
     found = status(
         object_requests=[pb.ObjectRequests(reason="row", requests=3400, bytes=3 << 30)],
+        object_cache=pb.ObjectCache(size_bytes=1 << 30, blocks=800, cached_blocks=200, hits=1),
         refusals=[pb.Refusals(status="NOT_FOUND", reason="NotFound", count=7)],
     )
 
     lines = [line.text for line in status_lines(found, "host:50051")]
 
-    assert any(line.endswith("objects 3.00 GiB in 3,400 requests") for line in lines)
+    figures = " ".join(" ".join(lines).split())
+    assert "objects 3.00 GiB in 3,400 requests" in figures
+    assert "cached 200 MiB of 800 MiB, for 100 % of the rows" in figures
     assert [line.split() for line in lines[-5:]] == [
         ["FOR", "REQUESTS", "BYTES"],
         ["rows", "3,400", "3.00", "GiB"],

@@ -162,8 +162,12 @@ def test_what_comes_from_object_stores_is_shown_where_there_are_any() -> None:
         pb.ObjectRequests(reason="later", requests=2, bytes=1 << 20),
     ]
 
-    shown = page(status(object_requests=requests))
+    cache = pb.ObjectCache(size_bytes=1 << 30, blocks=800, cached_blocks=200, hits=3, misses=1)
 
+    shown = page(status(object_requests=requests, object_cache=cache))
+
+    assert "In the object cache" in shown.texts
+    assert "of 800 MiB, for 75 % of the rows" in shown.texts
     assert "From object stores" in shown.texts
     assert "in 3,402 requests" in shown.texts
     assert [row for row in shown.rows["objects"] if row] == [
