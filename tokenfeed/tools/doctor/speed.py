@@ -193,7 +193,7 @@ def load(
             with suppress(OSError, TokenfeedError):
                 connects.append(connect_seconds(place, timeout_seconds))
                 asked_at = time.perf_counter()
-                prober.describe(pb.DescribeRequest(), timeout_seconds).result()
+                prober.ask(pb.DescribeRequest(), pb.DescribeResponse, timeout_seconds).result()
                 calls.append(time.perf_counter() - asked_at)
         time.sleep(min(_PAUSE_SECONDS, seconds / 10))
     elapsed, used = time.monotonic() - began, time.process_time() - processor_began

@@ -140,13 +140,16 @@ class _Server:
         self.close = self._server.close
 
     def locate(self, message: pb.LocateRequest) -> pb.LocateResponse:
-        return self._server.ask(lambda channel: channel.locate(message, _CALL_SECONDS)).wait()
+        return self._answer(message, pb.LocateResponse)
 
     def find(self, message: pb.FindRequest) -> pb.FindResponse:
-        return self._server.ask(lambda channel: channel.find(message, _CALL_SECONDS)).wait()
+        return self._answer(message, pb.FindResponse)
 
     def coverage(self, message: pb.CoverageRequest) -> pb.CoverageResponse:
-        return self._server.ask(lambda channel: channel.coverage(message, _CALL_SECONDS)).wait()
+        return self._answer(message, pb.CoverageResponse)
+
+    def _answer(self, message: Message, kind: type[Answer]) -> Answer:
+        return self._server.ask(lambda channel: channel.ask(message, kind, _CALL_SECONDS)).wait()
 
 
 def _explained(error: TokenfeedError, target: str) -> TokenfeedError:
