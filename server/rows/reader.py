@@ -21,7 +21,7 @@ from tokenfeed.wire.frame import rows_per_frame
 from tokenfeed.wire.request import AnyRequest
 from tokenfeed.wire.row_block import Plane, RowBlock
 
-from ..datasets.redactions.redacted_rows import RedactedRows, are_same
+from ..datasets.redactions.redacted_rows import are_same
 from ..storage.exchanges import EXCHANGES
 from ..storage.store import READ_AHEAD_BYTES, RowStore
 from .planned_rows import PlannedRows
@@ -63,9 +63,7 @@ class RowReader:
     of a row.  waits: whether the rows that were taken last are not at hand.
     """
 
-    def __init__(
-        self, request: AnyRequest, store: RowStore, wrap: Callable[[], RowStore | RedactedRows]
-    ) -> None:
+    def __init__(self, request: AnyRequest, store: RowStore, wrap: Callable[[], RowStore]) -> None:
         """Begin at the request's first row.
 
         request: of one stage.  store: of its rows.  wrap: returns the rows with what is redacted
@@ -189,7 +187,7 @@ class RowReader:
         (found,) = self.fill(spans, memory)
         return RowBlock(found.tokens, found.planes)
 
-    def _wrapped(self) -> RowStore | RedactedRows:
+    def _wrapped(self) -> RowStore:
         self._exchanges = EXCHANGES.count
         self._wraps_at = time.monotonic() + _CURRENT_SECONDS
         return self._wrap()
