@@ -11,10 +11,8 @@ plane_selection.py  which planes a stream requests
 describe.py         Describe, of all servers at once
 calls.py            what each call of a stream asks for
 background_rows.py  rows that a thread brings for one consumer
-queued_rows.py      their queue
 row_stream.py       rows from servers
 failover.py         which server is next, and when to give up
-growth.py           whether what servers make gets on
 file_rows.py        rows from files
 
 docs/faults.md follows an error on this path, from a truncated file of a server to `next(feed)`.

@@ -11,6 +11,7 @@ import math
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 
 from tokenfeed.wire.row_block import RowBlock
@@ -21,17 +22,23 @@ from ..runtime.notifier import RECHECK_SECONDS, Notifier
 from ..runtime.supervisor import END_SECONDS
 from ..runtime.threads import detach_error, start_thread
 from .datasets import Datasets
-from .queued_rows import QueuedRows
 
 
-class BackgroundRows(QueuedRows, ABC):
-    """The rows of a stream; a RowSource, and a Task of the supervisor."""
+class BackgroundRows(ABC):
+    """The rows of a stream; a RowSource, and a Task of the supervisor.
+
+    They are queued in the blocks in which they came. The thread adds blocks while the consumer
+    takes rows: each value is changed by one of them, and read by the other without a lock.
+    """
 
     thread_name = "tokenfeed-rows"
 
     def __init__(self, source: Datasets, counters: Counters) -> None:
         """Prepare; no I/O before `start`."""
-        super().__init__()
+        self._queue: deque[RowBlock] = deque()
+        self._first_row = 0  # of the first block in the queue: its first row that is not consumed
+        self._received_row = 0
+        self._consumed_row = 0
         self._source = source
         self._counters = counters
         self._closed = False
@@ -60,7 +67,7 @@ class BackgroundRows(QueuedRows, ABC):
     def _check_wait(self) -> None:
         """Raise an error if the consumer has waited for too long."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> None:  # noqa: B027 - nothing to do for files
         """Cancel what the thread waits for; for the supervisor."""
 
     @property
@@ -69,6 +76,16 @@ class BackgroundRows(QueuedRows, ABC):
         """How many rows may be prefetched."""
 
     # --- the consumer's side ---
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that have been added and not consumed, as any thread sees it."""
+        consumed_row = self._consumed_row  # first: it never exceeds the other
+        return self._received_row - consumed_row
+
+    def ready(self, row_count: int) -> bool:
+        """Return whether `peek` would return this many rows at once."""
+        return self._received_row - self._consumed_row >= row_count
 
     def start(self, owner: object | None = None) -> None:
         """Like `RowSource.start`."""
@@ -96,7 +113,12 @@ class BackgroundRows(QueuedRows, ABC):
 
     def consume(self, row_count: int) -> None:
         """Remove rows that `peek` has returned, which makes room for others."""
-        super().consume(row_count)
+        first = self._first_row + row_count
+        while self._queue and first >= (size := len(self._queue[0].tokens)):
+            self._queue.popleft()
+            first -= size
+        self._first_row = first
+        self._consumed_row += row_count
         if self._room_awaited:
             self._room_awaited = False
             self._thread_notifier.notify()
@@ -133,11 +155,27 @@ class BackgroundRows(QueuedRows, ABC):
             self._consumer_notifier.wait(RECHECK_SECONDS)
         self._check_wait()
 
+    def _parts(self, row_count: int) -> list[RowBlock]:
+        """Return the next rows, which are ready, in the parts in which they were added."""
+        first = self._first_row
+        block = self._queue[0]
+        left = len(block.tokens) - first
+        if left >= row_count:
+            return [block[first : first + row_count]]
+        parts = [block[first:]]
+        row_count -= left
+        while row_count:
+            # By index: another thread may append meanwhile, which would break an iterator.
+            parts.append(self._queue[len(parts)][:row_count])
+            row_count -= len(parts[-1])
+        return parts
+
     # --- the thread's side ---
 
     def _add(self, rows: RowBlock) -> None:
         self._counters.count_rows(len(rows), rows.tokens.nbytes)
-        super()._add(rows)
+        self._queue.append(rows)
+        self._received_row += len(rows)
         if self._rows_awaited:
             self._rows_awaited = False
             self._consumer_notifier.notify()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from tokenfeed.errors import (
@@ -35,20 +34,15 @@ _STRAGGLER_SECONDS = 1.0
 timeout."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaDescription:
-    """The answer of a server, and the connection that it arrived on."""
-
-    replica: Replica
-    channel: Channel
-    described: pb.DescribeResponse
+Answer = tuple[Replica, Channel, pb.DescribeResponse]
+"""What a server said, and the connection that it arrived on."""
 
 
 def describe_all(
     replicas: Sequence[Replica],
     describe: Callable[[Channel], pb.DescribeResponse],
     timeout_seconds: float,
-) -> list[ReplicaDescription]:
+) -> list[Answer]:
     """Return the servers' answers in the order of replicas, at least one. Servers that answer long
     after the first one are omitted.
 
@@ -57,18 +51,18 @@ def describe_all(
     Raises: the error of one server if none answers; a ServerUnavailable, if there is one, since a
     retry may help.
     """
-    results: queue.SimpleQueue[ReplicaDescription | BaseException] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
 
     def describe_one(replica: Replica) -> None:
         try:
             with replica.connected() as channel:
-                results.put(ReplicaDescription(replica, channel, describe(channel)))
+                results.put((replica, channel, describe(channel)))
         except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
             results.put(without_traceback(error))
 
     for replica in replicas:
         start_thread(partial(describe_one, replica), "tokenfeed-describe-one")
-    answers: list[ReplicaDescription] = []
+    answers: list[Answer] = []
     errors: list[BaseException] = []
     end = time.monotonic() + timeout_seconds + TLS_CHECK_SECONDS + _STRAGGLER_SECONDS
     for _ in replicas:
@@ -85,7 +79,7 @@ def describe_all(
         raise Unreachable(replicas[0].address, "the Describe call did not end")
     if not answers:
         raise _representative(errors)
-    return sorted(answers, key=lambda answer: replicas.index(answer.replica))
+    return sorted(answers, key=lambda answer: replicas.index(answer[0]))
 
 
 def describe_sources(

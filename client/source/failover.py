@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tokenfeed.errors import (
     BeingMade,
@@ -26,7 +26,6 @@ from ..runtime.threads import without_traceback
 from ..transport.channel import CHECK_SERVER
 from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
-from .growth import Growth
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -55,8 +54,20 @@ _LIST_SECONDS = 3.0
 """How long to ask again for a list of redactions that no server has: each looks for new ones once a
 second, and on the file system of a network a new file takes longer to appear."""
 _LIST_PAUSE_SECONDS = 0.25
+_FALLS_MAX = 8
+"""How often the progress of one thing may fall. It falls where a server was restarted, and where
+work that had to wait shows the progress of the work before it. A server that is killed at each try
+has to be given up."""
 
 Result = TypeVar("Result")
+
+
+class _Level(NamedTuple):
+    """The progress of something that is being made, as of the answers so far."""
+
+    last: float
+    greatest: float
+    falls: int
 
 
 class Failover:
@@ -82,7 +93,7 @@ class Failover:
         self._timeouts = timeouts
         self._awaited_since = awaited_since
         self._logged = -math.inf
-        self._growth = Growth()
+        self._growth: dict[str, _Level] = {}
         self._grown_at = -math.inf
         self.broken_by = ""
         """Name of the error that came first after the last frame."""
@@ -145,7 +156,8 @@ class Failover:
             if is_over():
                 break
             now = time.monotonic()
-            self._note_growth(failure, now)
+            if isinstance(failure, BeingMade) and self._gets_on(failure):
+                self._progress_at = self._grown_at = now  # the wait begins again
             # No request may have been open for hours: only the wait for this attempt counts.
             waited_seconds = min(now - max(began, self._progress_at), timeout_seconds)
             if self._away_since is None:
@@ -163,10 +175,19 @@ class Failover:
                 pause(self._end_round())
         return None
 
-    def _note_growth(self, failure: TokenfeedError, now: float) -> None:
-        """Begin the wait again if a server is making what it lacks, and has got on with that."""
-        if isinstance(failure, BeingMade) and self._growth.note(failure.progress):
-            self._progress_at = self._grown_at = now
+    def _gets_on(self, failure: BeingMade) -> bool:
+        """Return whether anything that servers are making gets on, such as the rows of a corpus.
+
+        Any change is such a sign. Once a share has fallen too often, only a share above all before
+        is one.
+        """
+        gets_on = False
+        for name, share in failure.progress.items():
+            last, greatest, falls = self._growth.get(name, _Level(-1.0, -1.0, 0))
+            falls += share < last
+            gets_on |= share > greatest or (share != last and falls <= _FALLS_MAX)
+            self._growth[name] = _Level(share, max(share, greatest), falls)
+        return gets_on
 
     def require_in_time(self, grace_seconds: float) -> None:
         """Raise Unreachable if the consumer has waited for longer than reconnect_seconds and no

@@ -257,20 +257,18 @@ class Servers(Datasets):
         found: Descriptions | None = None
         refused: list[tuple[str, RequestError]] = []
         not_ready: list[Unreachable] = []
-        for answer in answers:
+        for replica, channel, described in answers:
             try:
-                self._require_usable(
-                    answer.replica.address, answer.described, reference, redactions
-                )
+                self._require_usable(replica.address, described, reference, redactions)
             except RequestError as error:  # noqa: PERF203 - another server may fit
-                refused.append((answer.replica.address, without_traceback(error)))
+                refused.append((replica.address, without_traceback(error)))
             except Unreachable as error:
                 not_ready.append(without_traceback(error))
             else:
-                if not self._is_accepted(answer.channel, redactions):
-                    self._accepted[answer.channel] = redactions
+                if not self._is_accepted(channel, redactions):
+                    self._accepted[channel] = redactions
                 # The first known digest is required of all others.
-                found = with_hashes(found, tuple(answer.described.datasets))
+                found = with_hashes(found, tuple(described.datasets))
                 is_known = reference is not None and reference[0].name
                 reference = with_hashes(reference if is_known else None, found)
         if found is None:
@@ -323,7 +321,7 @@ class Servers(Datasets):
     ) -> pb.DescribeResponse:
         """Return the answer to one Describe."""
         try:
-            call = channel.describe(request, timeout_seconds)
+            call = channel.ask(request, pb.DescribeResponse, timeout_seconds)
         except ValueError:  # the channel was closed meanwhile
             raise Unreachable(channel.target, "its connection was closed") from None
         open_calls.add(call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -48,9 +48,13 @@ CHECK_SERVER = "Check that the server runs and the address is right"
 RpcError = grpc.RpcError
 """What a call raises while it is iterated."""
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["TokenFeed"].full_name
-_STATUS_SERVICE = status_pb.DESCRIPTOR.services_by_name["Status"].full_name
-_PROVENANCE_SERVICE = provenance_pb.DESCRIPTOR.services_by_name["Provenance"].full_name
+_METHODS = {
+    method.input_type.full_name: f"/{service.full_name}/{method.name}"
+    for contract in (pb, status_pb, provenance_pb)
+    for service in contract.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+"""By the request that each of them takes."""
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -173,9 +177,12 @@ class Channel:
                 ("grpc.default_authority", authority),
             ]
         self._channel = _open(target, credentials, options)
-        open_rows = self._channel.unary_stream
-        self._get_batch: _Rows = open_rows(f"/{_SERVICE}/GetBatch")
-        self._get_rows: _Rows = open_rows(f"/{_SERVICE}/GetRows")
+        self._rows: dict[str, _Rows] = {
+            kind.DESCRIPTOR.full_name: self._channel.unary_stream(
+                _METHODS[kind.DESCRIPTOR.full_name]
+            )
+            for kind in (pb.GetBatchRequest, pb.GetRowsRequest)
+        }
 
     def get_batch(
         self,
@@ -187,52 +194,20 @@ class Channel:
 
         timeout_seconds: when the call ends by itself; None: never.
         """
-        is_list = isinstance(request, pb.GetRowsRequest)
-        return (self._get_rows if is_list else self._get_batch)(
+        return self._rows[request.DESCRIPTOR.full_name](
             request.SerializeToString(),
             timeout=timeout_seconds,
             metadata=self._credentials.metadata(self.target),
         )
 
-    def describe(self, request: pb.DescribeRequest, timeout_seconds: float) -> DescribeCall:
-        """Ask what the server serves, and return the call; it ends after timeout_seconds."""
-        return self._ask(f"/{_SERVICE}/Describe", request, pb.DescribeResponse, timeout_seconds)
-
-    def get_status(
-        self, request: status_pb.GetStatusRequest, timeout_seconds: float
-    ) -> UnaryCall[status_pb.GetStatusResponse]:
-        """Ask what the server does, and return the call; it ends after timeout_seconds."""
-        method = f"/{_STATUS_SERVICE}/GetStatus"
-        return self._ask(method, request, status_pb.GetStatusResponse, timeout_seconds)
-
-    def locate(
-        self, request: provenance_pb.LocateRequest, timeout_seconds: float
-    ) -> UnaryCall[provenance_pb.LocateResponse]:
-        """Ask where rows come from, and return the call; it ends after timeout_seconds."""
-        method = f"/{_PROVENANCE_SERVICE}/Locate"
-        return self._ask(method, request, provenance_pb.LocateResponse, timeout_seconds)
-
-    def find(
-        self, request: provenance_pb.FindRequest, timeout_seconds: float
-    ) -> UnaryCall[provenance_pb.FindResponse]:
-        """Ask which rows hold some tokens, and return the call; it ends after timeout_seconds."""
-        method = f"/{_PROVENANCE_SERVICE}/Find"
-        return self._ask(method, request, provenance_pb.FindResponse, timeout_seconds)
-
-    def coverage(
-        self, request: provenance_pb.CoverageRequest, timeout_seconds: float
-    ) -> UnaryCall[provenance_pb.CoverageResponse]:
-        """Ask which tokens samples hold, and return the call; it ends after timeout_seconds."""
-        method = f"/{_PROVENANCE_SERVICE}/Coverage"
-        return self._ask(method, request, provenance_pb.CoverageResponse, timeout_seconds)
-
-    def close(self) -> None:
-        """Cancel all calls and close the connection."""
-        self._channel.close()
-
-    def _ask(
-        self, method: str, request: Message, kind: type[Answer], timeout_seconds: float
+    def ask(
+        self, request: Message, kind: type[Answer], timeout_seconds: float
     ) -> UnaryCall[Answer]:
+        """Send a request with one answer, and return the call; it ends after timeout_seconds.
+
+        kind: the message that is its answer.
+        """
+        method = _METHODS[request.DESCRIPTOR.full_name]
         callable_: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(method)
         call = callable_.future(
             request.SerializeToString(),
@@ -241,6 +216,10 @@ class Channel:
         )
         return UnaryCall(call, kind, self.target, self._require_no_tls_problem)
 
+    def close(self) -> None:
+        """Cancel all calls and close the connection."""
+        self._channel.close()
+
     def _require_no_tls_problem(self) -> None:
         """Raise InvalidRequest if TLS prevents the connection; Unreachable if it possibly does."""
         if self.target.startswith(UNIX):
@@ -248,7 +227,16 @@ class Channel:
         address = host_and_port(self.target)
         name = self._authority or address[0]
         found: Outcome[TokenfeedError | None] = Outcome()
-        check = partial(tls_problem, self.target, address, name, self._credentials)
+
+        def check() -> TokenfeedError | None:
+            # No server, no usable alert, or a name that cannot be used in a handshake: no problem.
+            with suppress(OSError, ValueError):
+                known = tls_problem(
+                    self.target, address, name, self._credentials, TLS_CHECK_SECONDS
+                )
+                return None if known is None else known.error
+            return None
+
         # It uses the system's resolver, which may hang.
         start_thread(partial(found.run, check), "tokenfeed-tls-check")
         if (problem := found.wait_for(TLS_CHECK_SECONDS)) is not None:
@@ -330,7 +318,8 @@ def describe(
     def ask() -> pb.DescribeResponse:
         try:
             with closing(Channel(target, 0, credentials, authority)) as channel:
-                return channel.describe(request, timeout_seconds).result(is_first_contact=True)
+                call = channel.ask(request, pb.DescribeResponse, timeout_seconds)
+                return call.result(is_first_contact=True)
         except Unreachable as error:
             if not error.problem.startswith(("UNAVAILABLE: failed", "DEADLINE_EXCEEDED")):
                 raise  # the server, or the check of TLS, has said what is wrong

@@ -35,22 +35,6 @@ class TlsProblem:
 
 
 def tls_problem(
-    target: str, address: tuple[str, int], name: str, credentials: Credentials
-) -> TokenfeedError | None:
-    """Connect to a server and return the error of its TLS problem; None if there is none, or it is
-    unknown.
-
-    Arguments, and the wait for the resolver: as for `find_tls_problem`.
-    """
-    try:
-        found = find_tls_problem(target, address, name, credentials, TLS_CHECK_SECONDS)
-    except (OSError, ValueError):
-        # No server, no usable alert (ssl.SSLError), or a name that cannot be used in a handshake.
-        return None
-    return None if found is None else found.error
-
-
-def find_tls_problem(
     target: str,
     address: tuple[str, int],
     name: str,

@@ -48,8 +48,9 @@ class Build(Generic[Result]):
     """Makes an index, in a thread of low priority or in that of its caller. All methods may be
     called from several threads at once.
 
-    progress: share of the work that is done, in [0, 1].  result: None until it is there.  error:
-    why the thread has ended without it; None if it has not.  ended_at: when, of time.monotonic().
+    progress: share of the work that is done, in [0, 1]; 1 exactly once it is there.  result: None
+    until it is there.  error: why the thread has ended without it; None if it has not.  ended_at:
+    when, of time.monotonic().
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class Build(Generic[Result]):
         return self.began_at > 0 and self.result is None and self.error is None
 
     def start(self) -> None:
-        """Start the thread; once."""
-        self.began_at = time.monotonic()
-        self._thread.start()
+        """Start the thread, unless it is there; once."""
+        if self.result is None:
+            self.began_at = time.monotonic()
+            self._thread.start()
 
     def run(self, stopped: Stopped = never) -> Result:
         """Make the index in this thread instead.  Raises: what `make` raises."""
@@ -89,7 +91,7 @@ class Build(Generic[Result]):
         """Take an index that was found.  Raises: Unreadable if this was stopped."""
         with self._lock:
             if not self._stopped.is_set():
-                self.result = result
+                self.result, self.progress = result, 1.0
                 return result
         result.close()
         problem = "was closed while an index of its documents was made"
@@ -141,4 +143,4 @@ class Build(Generic[Result]):
         self.error = error
 
     def _advance(self, share: float) -> None:
-        self.progress = share
+        self.progress = min(share, 0.999)

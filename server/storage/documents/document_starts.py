@@ -166,49 +166,38 @@ class StartIndex:
         self._numbers.require(bool(ascends.all() and (copied[firsts] == known).all()))
 
 
-class DocumentStarts:
+class DocumentStarts(Build[StartIndex]):
     """Where the documents of a dataset begin, as a plane. While they are still being searched for,
     it has no fingerprint, and becomes usable by itself. All methods may be called from several
     threads at once.
+
+    is_search: whether they are searched for while its tokens are served.
     """
 
     kind = DOCUMENT_STARTS
     cold = False
-
-    def __init__(self, name: str, build: Build[StartIndex], *, is_search: bool = False) -> None:
-        """Take what searches, or has found.
-
-        name: of the dataset.  is_search: whether they are searched for while its tokens are served.
-        """
-        self.is_search = is_search
-        self._name = name
-        self._build = build
+    is_search = False
 
     @property
     def is_known(self) -> bool:
         """Whether they can be read."""
-        return self._build.result is not None
-
-    @property
-    def progress(self) -> float:
-        """Share of the tokens that were searched, in [0, 1]; 1 exactly once it can be read."""
-        return 1.0 if self.is_known else min(self._build.progress, 0.999)
+        return self.result is not None
 
     @property
     def has_failed(self) -> bool:
         """Whether the search has ended without a result."""
-        return self._build.error is not None
+        return self.error is not None
 
     @property
     def fingerprint(self) -> bytes:
         """That of the plane, 32 bytes; b"" until it is known."""
-        index = self._build.result
+        index = self.result
         return b"" if index is None else index.fingerprint
 
     @property
     def count(self) -> int:
         """How many documents with tokens there are; 0 until it is known."""
-        index = self._build.result
+        index = self.result
         return 0 if index is None else index.places.start_count
 
     @property
@@ -218,13 +207,13 @@ class DocumentStarts:
 
     def require_known(self) -> StartIndex:
         """Return what was found.  Raises: Unreadable, with the progress or the failure."""
-        if (index := self._build.result) is not None:
+        if (index := self.result) is not None:
             return index
         if self.has_failed:
             problem = "has no document borders: the search for them failed"
             cure = "the log of its server says why"
         else:
-            done = f"{100 * self._build.progress:.1f} % are done"
+            done = f"{100 * self.progress:.1f} % are done"
             problem = f"is still being searched for document borders; {done}"
             cure = "retry later, or on another server"
         raise Unreadable("dataset", f"{self._name!r} {problem}; {cure}")
@@ -255,25 +244,10 @@ class DocumentStarts:
     def advise(self, spans: Spans, due_seconds: float = 0.0) -> None:
         """Do nothing: starts are few bytes beside their tokens."""
 
-    def start(self) -> None:
-        """Start a search in the background, unless they are known."""
-        if not self.is_known:
-            self._build.start()
-
     def search_now(self, stopped: Stopped = never) -> None:
         """Search in this thread instead.  stopped: whether to stop, which raises InvalidCorpus.
 
         Raises: InvalidCorpus, CorpusChanged, Unreadable.
         """
         if not self.is_known:
-            self._build.run(stopped)
-
-    def stop(self) -> None:
-        """End a search that is not done, which removes its incomplete file. Starts that were found
-        can still be read. May be called twice.
-        """
-        self._build.stop()
-
-    def close(self) -> None:
-        """Release everything. A read in progress fails with CorpusChanged. May be called twice."""
-        self._build.close()
+            self.run(stopped)

@@ -311,7 +311,7 @@ class RowIndices:
         share = 0.0 if making is None else making[1]
         if self._starts is not None and self._starts.is_search:
             share = (self._starts.progress + share) / 2
-        return min(share, 0.999)
+        return share
 
     def _not_yet(self, key: RowsKey) -> Unreadable:
         """Return that an index is not there yet."""

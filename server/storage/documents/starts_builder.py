@@ -21,7 +21,7 @@ from ..beside import file_facts
 from ..formats import Documents
 from ..store import TokenStore
 from . import index_file
-from .build import Build, Stopped, never
+from .build import Stopped, never
 from .delimiters import Delimiters, delimited_parts, require_occurring
 from .document_starts import SPARSE, DocumentStarts, Places, StartIndex
 from .index import Content, Description, IndexBuilder, Progress
@@ -73,15 +73,15 @@ def document_starts_of(
         return None
     builder = StartsBuilder(store, delimiters, known, cache_dir, fingerprint)
     make = builder.make_once if share else builder.make
-    build = Build("document search failed", store.name, make)
+    starts = DocumentStarts("document search failed", store.name, make)
     if (found := builder.find()) is not None:
-        build.take(found)
+        starts.take(found)
     else:
         require_occurring(store, delimiters)
-        if builder.is_search:
-            return DocumentStarts(store.name, build, is_search=True)
-        build.run(stopped)
-    return DocumentStarts(store.name, build)
+        starts.is_search = builder.is_search
+        if not starts.is_search:
+            starts.run(stopped)
+    return starts
 
 
 def used_delimiters(store: TokenStore, delimiters: Delimiters) -> Delimiters:

@@ -92,20 +92,15 @@ def file_systems(paths: Iterable[str], mountinfo: str = "/proc/self/mountinfo") 
     """
     try:
         of_device = {os.stat(path).st_dev: path for path in paths}
-        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
-            mounts = _mounts(file.read())
     except (OSError, ValueError):
         return ["unknown"]
+    mounts = _mounts(mountinfo)
     return [_type(mounts, *found) for found in of_device.items()] or ["unknown"]
 
 
 def mount_points(mountinfo: str = "/proc/self/mountinfo") -> frozenset[str]:
     """Return the paths at which file systems, or single files, are mounted; none if unknown."""
-    try:
-        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
-            return frozenset(mount.folder for mount in _mounts(file.read()))
-    except (OSError, ValueError):
-        return frozenset()
+    return frozenset(mount.folder for mount in _mounts(mountinfo))
 
 
 class _Mount(NamedTuple):
@@ -117,8 +112,14 @@ class _Mount(NamedTuple):
 
 
 def _mounts(mountinfo: str) -> list[_Mount]:
+    """Return what is mounted; nothing if that is unknown."""
     found = []
-    for line in mountinfo.splitlines():
+    try:
+        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except (OSError, ValueError):
+        return []
+    for line in lines:
         mount, _, system = line.partition(" - ")
         words = mount.split()
         if len(words) > 4 and system.split():

@@ -33,48 +33,8 @@ _KEPT_MIN = 16
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 
 
-class DescriptorList:
-    """Files that stay open until all are closed."""
-
-    all_open = True
-
-    def __init__(self) -> None:
-        """Begin without a file."""
-        self._descriptors: list[int] = []
-        self._closing = threading.Lock()
-
-    def add(self, descriptor: int) -> None:
-        """Keep a file open, whose index is the next one.  descriptor: is duplicated."""
-        _set_up(descriptor)
-        self._descriptors.append(os.dup(descriptor))
-
-    def call(self, function: Callable[..., Result], file: int, *arguments: object) -> Result:
-        """Return function(descriptor, *arguments).  file: its index.  Raises: OSError."""
-        return function(self._descriptors[file], *arguments)
-
-    def for_preadv(self) -> tuple[Sequence[int], Callable[..., int]]:
-        """Return a number of each file, and a preadv to which that is a descriptor."""
-        # The list itself: a call per row would add a quarter to the time of a gather.
-        return self._descriptors, os.preadv
-
-    def replace(self, file: int, descriptor: int) -> None:
-        """Replace a stale handle.  descriptor: of the same file; is duplicated."""
-        _set_up(descriptor)
-        with self._closing:
-            if self._descriptors[file] >= 0:
-                os.dup2(descriptor, self._descriptors[file], inheritable=False)
-
-    def close(self) -> None:
-        """Close all files. May be called twice."""
-        with self._closing:
-            for file, descriptor in enumerate(self._descriptors):
-                if descriptor >= 0:
-                    self._descriptors[file] = -1
-                    os.close(descriptor)
-
-
 @dataclass(eq=False, slots=True)
-class _CachedDescriptor:
+class _Opened:
     """users: calls that use the descriptor now.  is_kept: otherwise the last of them closes it."""
 
     descriptor: int
@@ -82,34 +42,39 @@ class _CachedDescriptor:
     is_kept: bool = True
 
 
-class DescriptorCache:
-    """Files of which only those used last stay open. Any number of threads may use them.
+class Descriptors:
+    """Files of which all, or only those used last, stay open. Any number of threads may use them.
 
-    open_max: how many stay open. A thread that opens one more may exceed it for a moment.
+    open_max: how many stay open; None: all. A thread that opens one more may exceed it for a
+    moment.
     """
 
-    all_open = False
-
-    def __init__(self, open_max: int, open_again: Callable[[int], int]) -> None:
+    def __init__(self, open_max: int | None, open_again: Callable[[int], int]) -> None:
         """Begin without a file.
 
-        open_max: how many stay open.  open_again: opens a file, by its index, and returns the
-        descriptor; raises OSError, also if it is another file by now.
+        open_max: how many stay open; None: all.  open_again: opens a file, by its index, and
+        returns the descriptor; raises OSError, also if it is another file by now.
         """
         self.open_max = open_max
+        self.all_open = open_max is None
         self._open_again = open_again
+        self._numbers: list[int] = []
+        """While all are open: their descriptors; -1 once they are closed."""
         self._file_count = 0
         # Guards what follows. Only a stale file is opened or closed under it, for it may take long.
         self._lock = threading.Lock()
-        self._opened: OrderedDict[int, _CachedDescriptor] = OrderedDict()
+        self._opened: OrderedDict[int, _Opened] = OrderedDict()
         self._closed = False
         self._replaced_count = 0
 
     def add(self, descriptor: int) -> None:
         """Add a file, whose index is the next one.  descriptor: is duplicated."""
         _set_up(descriptor)
-        self._keep(self._file_count, _CachedDescriptor(os.dup(descriptor)), self._replaced_count)
+        opened = _Opened(os.dup(descriptor))
+        self._keep(self._file_count, opened, self._replaced_count)
         self._file_count += 1
+        if self.all_open:
+            self._numbers.append(opened.descriptor)
 
     def call(self, function: Callable[..., Result], file: int, *arguments: object) -> Result:
         """Return function(descriptor, *arguments).  file: its index.  Raises: OSError."""
@@ -125,6 +90,9 @@ class DescriptorCache:
 
     def for_preadv(self) -> tuple[Sequence[int], Callable[..., int]]:
         """Return a number of each file, and a preadv to which that is a descriptor."""
+        # The list itself: a call per row would add a quarter to the time of a gather.
+        if self.all_open:
+            return self._numbers, os.preadv
         return range(self._file_count), partial(self.call, os.preadv)
 
     def replace(self, file: int, descriptor: int) -> None:
@@ -141,9 +109,10 @@ class DescriptorCache:
         """Close all files; those in use, after their use. May be called twice."""
         with self._lock:
             self._closed = True
+            self._numbers[:] = [-1] * len(self._numbers)
         self._keep_open(0)
 
-    def _take(self, file: int) -> _CachedDescriptor:
+    def _take(self, file: int) -> _Opened:
         """Return an open file, which stays open while it has users."""
         with self._lock:
             if self._closed:
@@ -154,7 +123,7 @@ class DescriptorCache:
                 return opened
         while True:
             count = self._replaced_count
-            opened = _CachedDescriptor(self._descriptor_of(file), users=1)
+            opened = _Opened(self._descriptor_of(file), users=1)
             if self._keep(file, opened, count):
                 return opened
             os.close(opened.descriptor)
@@ -173,7 +142,7 @@ class DescriptorCache:
         _set_up(descriptor)
         return descriptor
 
-    def _keep(self, file: int, opened: _CachedDescriptor, replaced_count: int) -> bool:
+    def _keep(self, file: int, opened: _Opened, replaced_count: int) -> bool:
         """Keep a file open until others were used more recently, unless another thread has.
 
         Returns: False, without keeping it, if a file was replaced since this many were: it may be
@@ -185,7 +154,8 @@ class DescriptorCache:
             opened.is_kept = not (self._closed or file in self._opened)
             if opened.is_kept:
                 self._opened[file] = opened
-        self._keep_open(self.open_max)
+        if self.open_max is not None:
+            self._keep_open(self.open_max)
         return True
 
     def _keep_open(self, count: int) -> None:
@@ -203,24 +173,24 @@ class DescriptorCache:
 
 def descriptors_for(
     dataset_name: str, paths: Sequence[str], open_again: Callable[[int], int]
-) -> DescriptorList | DescriptorCache:
+) -> Descriptors:
     """Return descriptors for files: of all, if the hard limit has room for them; the soft limit is
     raised as needed. Otherwise for half of the room: the rest is for connections, and for the files
     of other datasets.
 
-    open_again: as in DescriptorCache.  Raises: InvalidCorpus if there is hardly any room.
+    open_again: as in Descriptors.  Raises: InvalidCorpus if there is hardly any room.
     """
     open_now = len(os.listdir("/proc/self/fd"))
     needed = open_now + len(paths) + _SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed:
-        return DescriptorList()
+        return Descriptors(None, open_again)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
     except (ValueError, OSError):
         hard = soft
     if hard >= needed:
-        return DescriptorList()
+        return Descriptors(None, open_again)
     open_max = (hard - open_now - _SPARE) // 2
     if open_max < _KEPT_MIN:
         raise InvalidCorpus(
@@ -237,7 +207,7 @@ def descriptors_for(
         len(paths),
         open_max,
     )
-    return DescriptorCache(open_max, open_again)
+    return Descriptors(open_max, open_again)
 
 
 def _set_up(descriptor: int) -> None:

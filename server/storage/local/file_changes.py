@@ -117,16 +117,6 @@ class WatchedShards(ABC):
         """
         return self._current_change(index) is FileChange.MODIFIED
 
-    def further_sentinel(self, index: int) -> tuple[int, int] | None:
-        """Return `Shard.further_sentinel` of a file, None if the file has changed."""
-        shard = self.shards[index]
-        try:
-            found = shard.further_sentinel()
-            self._poll_rate.wait_turn()
-            return found if shard.current_stat() == shard.facts else None
-        except OSError:
-            return None
-
     def with_retries(self, read: Callable[[], Result], patient: bool = True) -> Result:
         """Return the result of `read`, which is retried for about a second while it raises
         FailedRead. If not patient, it is called once, and the cause of a failure is not examined.

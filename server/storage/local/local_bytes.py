@@ -56,8 +56,6 @@ class LocalBytes(WatchedShards, ABC):
         )
         self.first_file = self._numbers.first
         self._sentinel_lock = threading.RLock()  # a file that is opened may be exchanged
-        self._searched: set[int] = set()
-        self._are_zeros: set[int] = set()
         self.readahead = ReadAhead(self)
 
     @abstractmethod
@@ -157,13 +155,9 @@ class LocalBytes(WatchedShards, ABC):
         wrong = shards[found != values].tolist()
         # If a file ends in nothing but zeros, only its stat can tell.
         for index in shards[values == 0].tolist() if self.may_change else ():
-            if index in self._are_zeros:
-                continue
-            if self.is_written(index):
+            # A file of zeros needs no look: what is cut off, or grown again, is zeros too.
+            if self.shards[index].tail.first_byte and self.is_written(index):
                 wrong.append(index)
-            elif index not in self._searched:
-                self._searched.add(index)
-                self._search_sentinel(index)
         if wrong and self._are_wrong_still(wrong):
             self.require_intact()
             name = log_safe_name(self.shards[wrong[0]].path)
@@ -186,21 +180,6 @@ class LocalBytes(WatchedShards, ABC):
                 )
             )
 
-    def _search_sentinel(self, index: int) -> None:
-        """Search further for the sentinel of a file, to save a stat call for each frame of it. A
-        file of zeros needs none: what is cut off, or grown again, is zeros too.
-        """
-        shard = self.shards[index]
-        found = self.further_sentinel(index)
-        with self._sentinel_lock:
-            if found is None or self.shards[index] is not shard:  # it was exchanged
-                return
-            byte, value = found
-            if value:
-                self._set_sentinel(index, byte, value)
-            else:
-                self._are_zeros.add(index)
-
     def _exchange(self, index: int, file: LocalFile, shard: Shard) -> None:
         """Read from another file of the same size from now on."""
         tail = shard.tail
@@ -212,13 +191,8 @@ class LocalBytes(WatchedShards, ABC):
             EXCHANGES.add()
             self._put(index, file)
             self.shards[index] = shard
-            self._searched.discard(index)
-            self._are_zeros.discard(index)
-            self._set_sentinel(index, tail.sentinel_byte, tail.sentinel_value)
-
-    def _set_sentinel(self, index: int, byte: int, value: int) -> None:
-        """Learn the sentinel of a file.  byte: counted from its beginning."""
-        FILES.set_sentinel(self._numbers, index, byte - int(self.first_bytes[index]), value)
+            byte = tail.sentinel_byte - int(self.first_bytes[index])
+            FILES.set_sentinel(self._numbers, index, byte, tail.sentinel_value)
 
     @abstractmethod
     def _put(self, index: int, file: LocalFile) -> None:

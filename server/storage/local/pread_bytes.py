@@ -24,7 +24,7 @@ from ...runtime.threads.poll_rate import PollRate
 from ...runtime.threads.worker_threads import WorkerThreads
 from ..bytes import PIECE_BYTES, ByteArray, Extents, Numbers, Piece
 from ..door import ReadLayout
-from .descriptors import DescriptorCache, descriptors_for
+from .descriptors import Descriptors, descriptors_for
 from .file_changes import FailedRead
 from .files import LocalFile, open_descriptor, open_local_file
 from .local_bytes import LocalBytes
@@ -99,7 +99,7 @@ class PreadBytes(LocalBytes):
         self._files = (
             descriptors_for(name, paths, self._open_again)
             if open_max is None
-            else DescriptorCache(open_max, self._open_again)
+            else Descriptors(open_max, self._open_again)
         )
         shards = []
         try:
@@ -155,8 +155,6 @@ class PreadBytes(LocalBytes):
 
     def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes of a shard.  Raises: InvalidCorpus."""
-        if not self._files.all_open:
-            return self.shards[shard].read(first_byte, size_bytes)
         content = bytearray(size_bytes)
         part = _Part(shard, int(self.first_bytes[shard]) + first_byte, memoryview(content))
         known = self.shards[shard]

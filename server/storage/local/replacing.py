@@ -100,8 +100,26 @@ def copy_beside(original: LocalFile) -> Iterator[Copy]:
 
     Raises: WriteFailed, also for an OSError within the with block.
     """
-    with _lend_descriptor(original) as descriptor:
-        yield Copy(original, descriptor)
+    path, status = _copy_of(original.path), original.status
+    with _write_errors(original.path):
+        _remove_unused(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not has_name(path, descriptor):
+                raise BlockingIOError(errno.EAGAIN, _IN_USE)
+            try:
+                if not _cloned(original.descriptor, descriptor):
+                    _require_room(os.path.dirname(path), original.size_bytes)
+                own = os.fstat(descriptor)
+                if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
+                    os.fchown(descriptor, status.st_uid, status.st_gid)
+                yield Copy(original, descriptor)
+            finally:
+                if has_name(path, descriptor):
+                    os.unlink(path)
+        finally:
+            os.close(descriptor)
 
 
 def require_replaceable(file: LocalFile, mounted: Collection[str]) -> None:
@@ -146,31 +164,6 @@ def _copy_of(path: str) -> str:
     folder, name = os.path.split(path)
     start = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
     return os.path.join(folder, f".{start}.tokenfeed-erasing")
-
-
-@contextmanager
-def _lend_descriptor(original: LocalFile) -> Iterator[int]:
-    """Lend the descriptor of a copy, as `copy_beside`."""
-    path, status = _copy_of(original.path), original.status
-    with _write_errors(original.path):
-        _remove_unused(path)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not has_name(path, descriptor):
-                raise BlockingIOError(errno.EAGAIN, _IN_USE)
-            try:
-                if not _cloned(original.descriptor, descriptor):
-                    _require_room(os.path.dirname(path), original.size_bytes)
-                own = os.fstat(descriptor)
-                if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-                    os.fchown(descriptor, status.st_uid, status.st_gid)
-                yield descriptor
-            finally:
-                if has_name(path, descriptor):
-                    os.unlink(path)
-        finally:
-            os.close(descriptor)
 
 
 def _remove_unused(copy: str) -> None:

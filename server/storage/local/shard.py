@@ -15,11 +15,8 @@ from ..formats import Layout
 from . import syscalls
 from .files import LocalFile, open_local_file, read_part
 
-_TAIL_BYTES_MAX = 16 * syscalls.PAGE_BYTES
-"""How far from its end a file is searched for a byte that is not 0."""
-
-_FURTHER_BYTES_MAX = 1 << 20
-"""How much further it is searched, once gathered rows of it end in 0."""
+_TAIL_PAGES = (16, 256)
+"""How far from its end a file is searched for a byte that is not 0, step by step."""
 
 
 class FileChange(enum.Enum):
@@ -61,7 +58,7 @@ class FileStat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of a file: its last page, or its last few pages if the last one is all zeros and they
+    """The end of a file: its last page, or up to a MiB if the last one is all zeros and the others
     are not a hole.
 
     sentinel_byte, sentinel_value: position and value of the last byte that is not 0.  A truncation
@@ -145,17 +142,6 @@ class Shard:
         tail = read_part(self.path, self.tail.first_byte, self.size_bytes - self.tail.first_byte)
         return hashlib.sha256(tail).digest() == self.tail.sha256
 
-    def further_sentinel(self) -> tuple[int, int] | None:
-        """Return position and value of the last byte that is not 0, where the tail has none; the
-        value is 0 if the whole file has none. Returns None if that byte is too far away.  Raises:
-        OSError.
-        """
-        first_byte = max(0, self.tail.first_byte - _FURTHER_BYTES_MAX)
-        content = read_part(self.path, first_byte, self.tail.first_byte - first_byte).rstrip(b"\0")
-        if content:
-            return first_byte + len(content) - 1, content[-1]
-        return None if first_byte else (0, 0)
-
     def read(self, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes, counted from the first token, read without the map.
 
@@ -179,10 +165,15 @@ def _read_tail(file: LocalFile, size_bytes: int) -> Tail:
     last_page = max(0, size_bytes - 1) // syscalls.PAGE_BYTES * syscalls.PAGE_BYTES
     first_byte = last_page
     content = file.read(first_byte, size_bytes - first_byte)
-    longer = max(0, last_page + syscalls.PAGE_BYTES - _TAIL_BYTES_MAX)
-    if not content.strip(b"\0") and file.has_data(longer):
-        first_byte = longer
-        content = file.read(first_byte, size_bytes - first_byte)
+    for pages in _TAIL_PAGES:
+        longer = max(0, last_page - (pages - 1) * syscalls.PAGE_BYTES)
+        if first_byte == 0 or content.strip(b"\0"):
+            break
+        if file.has_data(longer):
+            first_byte = longer
+            content = file.read(first_byte, size_bytes - first_byte)
+        elif longer == 0:
+            first_byte = 0  # all of it is a hole
     sentinel = content.rstrip(b"\0")
     if not sentinel:
         return Tail(first_byte, sha256=b"", sentinel_byte=first_byte, sentinel_value=0)

@@ -113,7 +113,7 @@ def _texts(credentials: Credentials, error: TokenfeedError, dataset: str) -> tup
 
 def _ask_once(channel: Channel, timeout_seconds: float) -> Answer:
     began, began_at = time.perf_counter(), time.time()
-    described = channel.describe(pb.DescribeRequest(), timeout_seconds).result()
+    described = channel.ask(pb.DescribeRequest(), pb.DescribeResponse, timeout_seconds).result()
     seconds = time.perf_counter() - began
     if not described.server_time_ms:
         return Answer(described, seconds, None)

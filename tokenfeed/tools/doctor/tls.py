@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenfeed.client.transport.addresses import host_and_port
 from tokenfeed.client.transport.credentials import Credentials
-from tokenfeed.client.transport.tls_check import TlsProblem, find_tls_problem
+from tokenfeed.client.transport.tls_check import TlsProblem, tls_problem
 
 from .address import Server
 from .findings import Diagnosis, Finding
@@ -110,7 +110,7 @@ def check_tls(
     """
     name = server.authority or host_and_port(server.target)[0]
     try:
-        problem = find_tls_problem(server.name, place, name, credentials, timeout_seconds)
+        problem = tls_problem(server.name, place, name, credentials, timeout_seconds)
     except TimeoutError:
         raise Diagnosis(silent(server, timeout_seconds)) from None
     except (OSError, ValueError) as error:

@@ -46,6 +46,12 @@ QUESTION_SECONDS = 15.0
 """How long a question is asked again while files cannot be read, or no server answers."""
 SPANS_MAX = 2048
 """Ranges of samples in a CoverageRequest: at most 48 KiB, and servers take 64 KiB by default."""
+_ANSWERS: dict[str, type[Message]] = {
+    "locate": pb.LocateResponse,
+    "find": pb.FindResponse,
+    "coverage": pb.CoverageResponse,
+}
+"""By the method of the service that gives them."""
 _CALL_SECONDS = 60.0
 """How long one answer may take: that of a cold index on a slow disk takes seconds."""
 _PAUSE_SECONDS_FIRST, _PAUSE_SECONDS_MAX = 0.1, 2.0
@@ -290,7 +296,7 @@ class Target:
     def _ask_once(self, stream: Stream, method: str, request: Message) -> Any:
         if self._server is not None:
             return self._server.ask(
-                lambda channel: getattr(channel, method)(request, _CALL_SECONDS)
+                lambda channel: channel.ask(request, _ANSWERS[method], _CALL_SECONDS)
             ).wait()
         files = self._open(stream)
         assert isinstance(files, Files)

@@ -31,8 +31,8 @@ class ServerStatus:
 
     def ask(self) -> Outcome[pb.GetStatusResponse]:
         """Ask, and return the outcome: a status or a TokenfeedError. One call at a time."""
-        request = pb.GetStatusRequest()
-        return self._server.ask(lambda channel: channel.get_status(request, self._timeout_seconds))
+        request, seconds = pb.GetStatusRequest(), self._timeout_seconds
+        return self._server.ask(lambda channel: channel.ask(request, pb.GetStatusResponse, seconds))
 
     def close(self) -> None:
         """Close the connection."""

@@ -58,7 +58,6 @@ from tokenfeed.server.storage.documents import (
     rows_builder,
     starts_builder,
 )
-from tokenfeed.server.storage.documents.build import Build
 from tokenfeed.server.storage.documents.document_starts import StartIndex
 from tokenfeed.server.storage.documents.rows_builder import RowsBuilder
 from tokenfeed.server.storage.store import TokenStore
@@ -577,7 +576,8 @@ def test_a_search_for_documents_that_failed_is_no_progress(searched: Corpus) -> 
         raise InvalidCorpus("train.bin", "its document borders can be written nowhere")
 
     with opened(searched) as store:
-        search = DocumentStarts("train", Build("search failed", "train", fail), is_search=True)
+        search = DocumentStarts("search failed", "train", fail)
+        search.is_search = True
         found = RowIndices(store, search, END, None, FINGERPRINT)
         with closing(search), closing(found):
             search.start()

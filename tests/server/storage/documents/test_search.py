@@ -34,7 +34,6 @@ from tokenfeed.server.storage.documents import (
     index_file,
     starts_builder,
 )
-from tokenfeed.server.storage.documents.build import Build
 from tokenfeed.server.storage.documents.document_starts import StartIndex
 from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.planes import DOCUMENT_STARTS
@@ -170,7 +169,7 @@ def test_a_search_that_was_closed_ends_and_keeps_nothing(
     found.close()
     found.close()
 
-    assert eventually(lambda: not found._build._thread.is_alive())
+    assert eventually(lambda: not found._thread.is_alive())
     assert gate.reads == 2
     assert kept(corpus) == []
     assert caplog.messages == []
@@ -197,14 +196,14 @@ def test_starts_found_after_the_end_are_closed(tmp_path: Path) -> None:
         assert mapped_count(tmp_path) == 1
         return made.require_known()
 
-    found = DocumentStarts("train", Build("failed", "train", search))
+    found = DocumentStarts("failed", "train", search)
     found.start()
     assert searching.wait(10)
     found.close()
-    assert found._build._thread.is_alive()
+    assert found._thread.is_alive()
     ended.set()
 
-    assert eventually(lambda: not found._build._thread.is_alive())
+    assert eventually(lambda: not found._thread.is_alive())
     assert mapped_count(tmp_path) == 0
     with pytest.raises(Unreadable):
         found.read(row())
@@ -335,7 +334,7 @@ def test_a_stopped_wait_for_a_file_system_ends_at_once(
     found = started(store)
     found.close()
 
-    assert eventually(lambda: not found._build._thread.is_alive(), 5.0)
+    assert eventually(lambda: not found._thread.is_alive(), 5.0)
 
 
 def test_an_impossible_delimiter_is_found_before_anything_is_searched(store: TokenStore) -> None:

@@ -24,8 +24,7 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.local import descriptors as descriptors_module
 from tokenfeed.server.storage.local import file_changes
 from tokenfeed.server.storage.local.descriptors import (
-    DescriptorCache,
-    DescriptorList,
+    Descriptors,
     descriptors_for,
 )
 from tokenfeed.server.storage.local.shard import FileStat
@@ -134,7 +133,7 @@ def test_threads_that_close_the_files_of_each_other_read_the_right_ones(
 def test_a_file_in_use_is_closed_after_its_use() -> None:
     """Even if the others were used more recently."""
     may_end = threading.Event()
-    files = DescriptorCache(1, lambda file: os.open("/dev/null", os.O_RDONLY))
+    files = Descriptors(1, lambda file: os.open("/dev/null", os.O_RDONLY))
     used: list[int] = []
 
     def use(descriptor: int) -> None:
@@ -163,7 +162,7 @@ def test_the_files_used_last_stay_open() -> None:
         opened.append(file)
         return os.open("/dev/null", os.O_RDONLY)
 
-    files = DescriptorCache(2, open_again)
+    files = Descriptors(2, open_again)
     for file in (0, 1, 0, 2, 0, 1, 0):
         files.call(os.fstat, file)
     files.close()
@@ -327,7 +326,7 @@ def test_an_error_of_opening_is_the_error_of_the_read() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with pytest.raises(OSError, match="Too many open files"):
-        DescriptorCache(3, refuse).call(os.fstat, 0)
+        Descriptors(3, refuse).call(os.fstat, 0)
 
 
 def test_all_files_stay_open_where_the_hard_limit_has_room_for_them(
@@ -340,14 +339,14 @@ def test_all_files_stay_open_where_the_hard_limit_has_room_for_them(
     open_now = descriptor_count()
     monkeypatch.setattr(descriptors_module, "_SPARE", hard - open_now - 100)
 
-    def found(file_count: int) -> DescriptorList | DescriptorCache:
+    def found(file_count: int) -> Descriptors:
         return descriptors_for("train", ["x"] * file_count, lambda file: file)
 
-    assert isinstance(found(90), DescriptorList)
+    assert found(90).all_open
     assert not caplog.messages
     few = found(110)
 
-    assert isinstance(few, DescriptorCache)
+    assert few.open_max is not None
     assert abs(few.open_max - 50) <= 2
     (message,) = caplog.messages
     assert message.startswith("files are opened as they are read dataset=train files=110 open=")
