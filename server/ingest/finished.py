@@ -20,8 +20,8 @@ from ..datasets.sources.manifest import VERSION
 from ..storage.door import exists, open_file, size_of
 from ..storage.formats import FormatOptions
 from ..storage.formats.document_ids import ids_path
-from .job import Checkpoint, Job
-from .output.shard_writer import SplitProgress, shard_name
+from .job import Checkpoint, Job, SplitProgress
+from .output.shard_writer import shard_name
 from .tokenize.tokenizer import FASTOKENS, load_tokenizer, token_dtype
 
 _HASHED_BYTES = 1 << 20

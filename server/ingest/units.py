@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -54,6 +54,10 @@ class TextSource:
 def number_of(version: object) -> int:
     """Return a number in [0, 2^63) that stands for the version of an object."""
     return int.from_bytes(hashlib.sha256(str(version).encode()).digest()[:8], "big") >> 1
+
+
+OnSourceHash = Callable[[int, str], None]
+"""Is called with the number and the SHA-256 of a source."""
 
 
 class SourceOffset(NamedTuple):

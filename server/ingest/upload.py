@@ -25,8 +25,7 @@ from ..storage.objects.urls import Url
 from .job import Job
 from .output.shard_writer import write_errors
 from .progress import Progress
-from .run import SPLITS, ingest, require_made
-from .tokenize.execution import Encoder
+from .run import SPLITS, Encoder, ingest, require_made
 
 _UPLOADS = 4
 """Objects that are sent at once."""

@@ -13,8 +13,16 @@ from typing import BinaryIO
 
 import zstandard
 
-from ..units import Lines, Problem, SourceOffset, TextSource, Unit, require_of_content
-from .base import ReaderContext
+from ..tokenize.recipe import Recipe
+from ..units import (
+    Lines,
+    OnSourceHash,
+    Problem,
+    SourceOffset,
+    TextSource,
+    Unit,
+    require_of_content,
+)
 
 KIND = "jsonl"
 
@@ -31,7 +39,9 @@ _PACKED_BYTES = 1 << 10
 """Unpacked at once: at most 32 MiB of zeros."""
 
 
-def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
+def units(
+    source: TextSource, index: int, offset: int, recipe: Recipe, _: OnSourceHash
+) -> Iterator[Unit]:
     """Yield whole lines in units of about _UNIT_BYTES.  offset: in uncompressed bytes."""
     if not source.size_bytes:
         yield Unit.broken(source, index, offset, Problem("empty file", "0 bytes"))
