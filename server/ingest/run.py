@@ -22,6 +22,7 @@ from tokenfeed.errors import InvalidCorpus, InvalidRequest, InvalidSource, Write
 
 from ..datasets.sources.manifest import NAME as MANIFEST
 from ..datasets.sources.manifest import WORK_FOLDER, read_manifest
+from ..runtime.small_files import has_name
 from ..runtime.threads.executors import Executor
 from .finished import manifest_of, problems_by_path, require_whole
 from .inputs import READERS
@@ -125,13 +126,11 @@ def _lock(path: str, out: str, *, wait: bool) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return descriptor
     except BlockingIOError as error:
         os.close(descriptor)
         raise WriteFailed(out, "another ingest is writing to it; pass --wait") from error
-    except FileNotFoundError:
-        pass
+    if has_name(path, descriptor):
+        return descriptor
     os.close(descriptor)
     return None
 
