@@ -2,7 +2,7 @@
 
     inputs/      finds and hashes files, and reads their text in units: one reader per kind of file
     tokenize/    text -> token ids: documents and chats, the tokenizer and its engine, the splitting
-                 of long text, its execution in other processes
+                 of long text
     output/      the order of documents, and the shards they are written to
     job.py       what has to be known to resume after a kill
     run.py       the run as a whole, with checkpoints; finished.py: its manifest

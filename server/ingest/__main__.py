@@ -31,8 +31,8 @@ from tokenfeed.stream.position import require_range
 if TYPE_CHECKING:
     from .job import Job
     from .progress import Progress
+    from .run import Encoder
     from .tokenize.chat_template import ChatTemplateFile
-    from .tokenize.execution import Encoder
     from .tokenize.tokenizer import TokenizerFile
 
 

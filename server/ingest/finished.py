@@ -20,8 +20,8 @@ from ..datasets.sources.manifest import VERSION
 from ..storage.door import exists, open_file, size_of
 from ..storage.formats import FormatOptions
 from ..storage.formats.document_ids import ids_path
-from .job import Checkpoint, Job
-from .output.shard_writer import SplitProgress, shard_name
+from .job import Checkpoint, Job, SplitProgress
+from .output.shard_writer import shard_name
 from .tokenize.tokenizer import FASTOKENS, load_tokenizer, token_dtype
 
 _HASHED_BYTES = 1 << 20
@@ -29,15 +29,16 @@ _HASHED_BYTES = 1 << 20
 
 def manifest_of(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
     """Return the manifest of a finished run; reads its shards once more, for their digests."""
-    tokenizer = load_tokenizer(job.recipe.tokenizer_file)
+    file = job.recipe.tokenizer_file
+    tokenizer = load_tokenizer(file)
     problems = problems_by_path(job, checkpoint)
-    is_fast = job.recipe.tokenizer_file.engine == FASTOKENS
+    is_fast = file.engine == FASTOKENS
     return {
         "version": VERSION,
         "job": job.facts(),
         "tokenizer": {
-            "name": job.recipe.tokenizer_file.name,
-            "sha256": job.recipe.tokenizer_file.sha256,
+            "name": file.name,
+            "sha256": file.sha256,
             "vocab_size": tokenizer.vocab_size,
             "prepend_id": job.recipe.prepend_id,
             "append_id": job.recipe.append_id,
@@ -55,71 +56,51 @@ def manifest_of(job: Job, checkpoint: Checkpoint, work: str) -> dict[str, Any]:
         ],
         "dtype": token_dtype(tokenizer).name,
         "splits": {
-            name: _split_facts(
-                os.path.join(work, name),
-                name,
-                counts,
-                dtype=token_dtype(tokenizer).name,
-                has_mask=job.recipe.has_mask,
-                has_ids=job.recipe.id_column is not None,
-            )
+            name: _split_facts(os.path.join(work, name), name, counts, job)
             for name, counts in checkpoint.splits.items()
             if counts.shards
         },
     }
 
 
-def _split_facts(
-    folder: str,
-    name: str,
-    counts: SplitProgress,
-    *,
-    dtype: str,
-    has_mask: bool,
-    has_ids: bool,
-) -> dict[str, Any]:
-    names = list(map(shard_name, range(len(counts.shards))))
-    source = DatasetSource(name, tuple(os.path.join(folder, shard) for shard in names))
+def _split_facts(folder: str, name: str, counts: SplitProgress, job: Job) -> dict[str, Any]:
+    paths = [os.path.join(folder, shard_name(number)) for number in range(len(counts.shards))]
+    recipe = job.recipe
+    dtype = token_dtype(load_tokenizer(recipe.tokenizer_file)).name
+    source = DatasetSource(name, tuple(paths))
     options = FormatOptions.parse("datatrove", dtype, None)
+    shards = []
     with closing(open_dataset(source, options, TokenChecks(serves=False))) as dataset:
         digest = dataset.digest or full_digest(dataset.store)
+        for path, (tokens, ends) in zip(paths, counts.shards, strict=True):
+            shard = os.path.basename(path)
+            facts = {
+                "name": shard, "tokens": tokens, "document_ends": f"{shard}.index", "ends": ends,
+            }  # fmt: skip
+            if recipe.has_mask:
+                beside, _, sha256 = _hashed(mask_path(path))
+                facts |= {"loss_mask": beside, "loss_mask_sha256": sha256}
+            if recipe.id_column is not None:
+                beside, size_bytes, sha256 = _hashed(ids_path(path))
+                facts |= {"document_ids": beside, "document_ids_bytes": size_bytes}
+                facts |= {"document_ids_sha256": sha256}
+            shards.append(facts)
         return {
             "tokens": counts.all_tokens,
             "documents": counts.documents,
-            **({"targets": counts.targets} if has_mask else {}),
+            **({"targets": counts.targets} if recipe.has_mask else {}),
             "fingerprint": dataset.fingerprint.hex(),
             "digest": digest.hex(),
-            "shards": [
-                {"name": shard, "tokens": tokens, "document_ends": f"{shard}.index", "ends": ends}
-                | (_mask_facts(os.path.join(folder, shard)) if has_mask else {})
-                | (_id_facts(os.path.join(folder, shard)) if has_ids else {})
-                for shard, (tokens, ends) in zip(names, counts.shards, strict=True)
-            ],
+            "shards": shards,
         }
-
-
-def _mask_facts(shard_path: str) -> dict[str, str]:
-    """Return the manifest's entries of the loss mask of a shard.  Raises: InvalidCorpus."""
-    name, _, sha256 = _hashed(mask_path(shard_path))
-    return {"loss_mask": name, "loss_mask_sha256": sha256}
-
-
-def _id_facts(shard_path: str) -> dict[str, str | int]:
-    """Return the manifest's entries of the ids of a shard.  Raises: InvalidCorpus."""
-    name, size_bytes, sha256 = _hashed(ids_path(shard_path))
-    return {
-        "document_ids": name,
-        "document_ids_bytes": size_bytes,
-        "document_ids_sha256": sha256,
-    }
 
 
 def _hashed(path: str) -> tuple[str, int, str]:
     """Return the name of a file, its size in bytes, and its SHA-256 in hexadecimal digits."""
     digest = hashlib.sha256()
-    with open_file(path) as file:
-        for first in range(0, file.size_bytes, _HASHED_BYTES):
-            digest.update(file.read(first, min(_HASHED_BYTES, file.size_bytes - first)))
+    with open_file(path) as file, file.stream() as stream:
+        while block := stream.read(_HASHED_BYTES):
+            digest.update(block)
         return file.name, file.size_bytes, digest.hexdigest()
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .output.shard_writer import SplitProgress, write_whole
 from .tokenize.recipe import Recipe
 from .tokenize.tokenizer import FASTOKENS, FASTOKENS_VERSION, TOKENIZERS
 from .units import Problem, SourceOffset, TextSource
@@ -69,6 +68,29 @@ class Job:
 
 
 @dataclass(slots=True)
+class SplitProgress:
+    """What is written of a split.
+
+    shards: tokens and index entries of each complete shard.  tokens, ends, last_end: tokens, index
+    entries and the last index entry of the open shard.  documents: number in the split.
+    id_bytes: size of the ids of the open shard.  targets: tokens of the split that its masks allow.
+    """
+
+    shards: list[tuple[int, int]] = field(default_factory=list)
+    tokens: int = 0
+    ends: int = 0
+    last_end: int = 0
+    documents: int = 0
+    id_bytes: int = 0
+    targets: int = 0
+
+    @property
+    def all_tokens(self) -> int:
+        """Tokens in the split."""
+        return self.tokens + sum(tokens for tokens, _ in self.shards)
+
+
+@dataclass(slots=True)
 class Checkpoint:
     """The state of an ingest: all that has to be known to resume.
 
@@ -100,9 +122,9 @@ class Checkpoint:
         compared_tokens = int(kept.get("compared_tokens", 0))
         return cls(SourceOffset(*kept["place"]), splits, problems, hashes, compared_tokens)
 
-    def write(self, path: str) -> None:
-        """Write it atomically.  Raises: WriteFailed."""
-        write_whole(path, json.dumps(asdict(self)))
+    def json(self) -> str:
+        """Return it as `read` reads it."""
+        return json.dumps(asdict(self))
 
     @property
     def documents(self) -> int:

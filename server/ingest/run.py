@@ -13,29 +13,29 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
-
-import numpy as np
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, InvalidSource, WriteFailed
 
 from ..datasets.sources.manifest import NAME as MANIFEST
 from ..datasets.sources.manifest import WORK_FOLDER, read_manifest
+from ..runtime.small_files import has_name
+from ..runtime.threads.executors import Executor
 from .finished import manifest_of, problems_by_path, require_whole
 from .inputs import READERS
-from .inputs.base import ReaderContext
 from .inputs.discovery import require_same
 from .inputs.hashes import Hashes
-from .job import Checkpoint, Job
-from .output.shard_writer import SplitProgress, SplitWriter, sync_folder, write_errors, write_whole
+from .job import Checkpoint, Job, SplitProgress
+from .output.shard_writer import SplitWriter, sync_folder, write_errors, write_whole
 from .output.shuffle import DocumentBatch, selected, shuffled, skip_documents
 from .progress import Progress
-from .tokenize import splitting
 from .tokenize.encoding import EncodedUnit
 from .tokenize.engine import keep_verdict
-from .tokenize.execution import Encoder, encoded
-from .tokenize.tokenizer import FASTOKENS, TOKENIZERS, load_tokenizer, token_dtype
+from .tokenize.recipe import Recipe
+from .tokenize.tokenizer import FASTOKENS, TOKENIZERS
 from .units import Problem, SourceOffset, Unit
 
 SPLITS = ("train", "val")
@@ -43,6 +43,8 @@ _JOB, _CHECKPOINT, _LOCK = "job.json", "checkpoint.json", "lock"
 _ENCODED_BY = "encoded_by"
 _CHECKPOINT_SECONDS = 5.0
 
+Encoder = Executor[Unit, Recipe, EncodedUnit]
+"""Encodes units, here or in other processes."""
 Pending = deque[tuple[SourceOffset, tuple[Problem, ...], int]]
 """What is to be counted of units that are not written yet: where each begins, its problems, and
 how many of its tokens were compared."""
@@ -124,13 +126,11 @@ def _lock(path: str, out: str, *, wait: bool) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return descriptor
     except BlockingIOError as error:
         os.close(descriptor)
         raise WriteFailed(out, "another ingest is writing to it; pass --wait") from error
-    except FileNotFoundError:
-        pass
+    if has_name(path, descriptor):
+        return descriptor
     os.close(descriptor)
     return None
 
@@ -207,29 +207,25 @@ def _encode_all(
         raise InvalidCorpus(path, "is damaged; remove its folder and start again") from error
     if strict:
         _require_no_problems(problems_by_path(job, checkpoint))
-    tokenizer = load_tokenizer(job.recipe.tokenizer_file)
-    names = SPLITS if job.recipe.val_fraction else SPLITS[:1]
-    splits = {
-        name: SplitWriter(
-            os.path.join(work, name),
-            tokenizer=job.recipe.tokenizer_file.name,
-            dtype=token_dtype(tokenizer),
-            shard_tokens=job.shard_tokens,
-            has_mask=job.recipe.has_mask,
-            has_ids=job.recipe.id_column is not None,
-            counts=checkpoint.splits.setdefault(name, SplitProgress()),
-        )
-        for name in names
-    }
+
+    def keep() -> None:
+        write_whole(path, checkpoint.json())
+
     pending: Pending = deque()
-    with closing(Hashes(job.sources, checkpoint.hashes)) as hashes:
+    with ExitStack() as stack:
+        hashes = stack.enter_context(closing(Hashes(job.sources, checkpoint.hashes)))
+        splits: dict[str, SplitWriter] = {}
+        for name in SPLITS if job.recipe.val_fraction else SPLITS[:1]:
+            counts = checkpoint.splits.setdefault(name, SplitProgress())
+            # While the lock is held: closing a file writes what waits in memory.
+            split = stack.enter_context(closing(SplitWriter(os.path.join(work, name), job, counts)))
+            splits[name] = split
         for number in range(checkpoint.place.source):
             hashes.begin(number)
-        parts = encoded(executor, _units(job, checkpoint.place, hashes), job.recipe)
-        watched = _with_progress(job, parts, checkpoint, pending, strict=strict, progress=progress)
+        parts = _parts(job, executor, hashes, checkpoint, pending, strict, progress)
         kept = time.monotonic()
         try:
-            for batch in _in_order_of_writing(job, watched, checkpoint):
+            for batch in _in_order_of_writing(job, parts, checkpoint):
                 for name, split in splits.items():
                     split.add(selected(batch.part, batch.part.is_val == (name == "val")))
                 _advance(checkpoint, batch.then, pending)
@@ -237,7 +233,7 @@ def _encode_all(
                     for split in splits.values():
                         split.sync()
                     hashes.collect()
-                    checkpoint.write(path)
+                    keep()
                     kept = time.monotonic()
             progress.show(progress.total_bytes, checkpoint.tokens)
         finally:
@@ -245,7 +241,7 @@ def _encode_all(
         for split in splits.values():
             split.finish()
         _advance(checkpoint, SourceOffset(len(job.sources), 0), pending)
-        checkpoint.write(path)
+        keep()
         if not any(counts.shards for counts in checkpoint.splits.values()):
             # Corrected options may use the same folder. In this order: a checkpoint without its job
             # would be taken for that of another one.
@@ -253,8 +249,8 @@ def _encode_all(
                 os.unlink(os.path.join(work, name))
             _require_no_problems(problems_by_path(job, checkpoint))
             raise InvalidSource(job.sources[0].path, "has no documents, like all other sources")
-        hashes.finish(lambda: checkpoint.write(path))
-    checkpoint.write(path)
+        hashes.finish(keep)
+    keep()
     manifest = manifest_of(job, checkpoint, work)
     write_whole(os.path.join(work, MANIFEST), json.dumps(manifest, indent=1) + "\n")
 
@@ -271,11 +267,10 @@ def first_tokens(
     checkpoint, done_bytes, tokens = Checkpoint(), 0, 0
     begun = time.monotonic()
     with closing(Hashes(job.sources, {})) as hashes:
-        parts = encoded(executor, _units(job, checkpoint.place, hashes), job.recipe)
-        sizes = np.cumsum([0, *(source.size_bytes for source in job.sources)])
-        watched = _with_progress(job, parts, checkpoint, deque(), strict=strict, progress=progress)
-        for unit, part in watched:
-            done_bytes = int(sizes[unit.place.source]) + unit.done_bytes
+        sizes = [0, *accumulate(source.size_bytes for source in job.sources)]
+        parts = _parts(job, executor, hashes, checkpoint, deque(), strict, progress)
+        for unit, part in parts:
+            done_bytes = sizes[unit.place.source] + unit.done_bytes
             tokens += part.tokens.size
             if time.monotonic() - begun >= seconds:
                 break
@@ -284,47 +279,47 @@ def first_tokens(
 
 def _units(job: Job, place: SourceOffset, hashes: Hashes) -> Iterator[Unit]:
     """Yield the units of all sources from an offset on."""
-    context = ReaderContext(
-        job.recipe.read_columns,
-        lambda blocks: splitting.split_text(
-            blocks, load_tokenizer(job.recipe.tokenizer_file).encode_each
-        ),
-        job.recipe.is_val,
-        hashes.add,
-    )
     for index in range(place.source, len(job.sources)):
         source = job.sources[index]
         offset = place.offset if index == place.source else 0
         require_same(source)
-        yield from READERS[source.kind].units(source, index, offset, context)
+        units = READERS[source.kind]
+        yield from units(source, index, offset, job.recipe, hashes.known.__setitem__)
         require_same(source)
         hashes.begin(index)
 
 
-def _with_progress(
+def _parts(
     job: Job,
-    parts: Iterator[tuple[Unit, EncodedUnit]],
+    executor: Encoder,
+    hashes: Hashes,
     checkpoint: Checkpoint,
     pending: Pending,
-    *,
     strict: bool,
     progress: Progress,
 ) -> Iterator[tuple[Unit, EncodedUnit]]:
-    """Pass units on, record problems, show progress.  Raises: InvalidSource if strict, or if a
-    problem is fatal.
+    """Yield each unit, without its content, and its tokens, in order; shows progress.
+
+    pending: gets the problems.  Raises: InvalidSource if strict, or if a problem is fatal.
     """
-    sizes = [0]
-    for source in job.sources:
-        sizes.append(sizes[-1] + source.size_bytes)
+    sizes = [0, *accumulate(source.size_bytes for source in job.sources)]
+    begun: deque[Unit] = deque()
+
+    def sent() -> Iterator[Unit]:
+        for unit in _units(job, checkpoint.place, hashes):
+            # The other process has the text; it is not needed here any more.
+            begun.append(replace(unit, content=None))
+            yield unit
+
     progress.show(sizes[checkpoint.place.source], checkpoint.tokens)
-    for unit, part in parts:
-        if part.problems:
-            for problem in part.problems:
-                if problem.is_of_engine:
-                    raise _wrong_engine(job, unit, problem)
-                if strict or problem.is_fatal:
-                    path = job.sources[unit.place.source].path
-                    raise InvalidSource(path, f"{problem.what}, {problem.where}")
+    for part in executor(sent(), job.recipe):
+        unit = begun.popleft()
+        for problem in part.problems:
+            if problem.is_of_engine:
+                raise _wrong_engine(job, unit, problem)
+            if strict or problem.is_fatal:
+                path = job.sources[unit.place.source].path
+                raise InvalidSource(path, f"{problem.what}, {problem.where}")
         if part.problems or part.compared_tokens:
             pending.append((unit.place, part.problems, part.compared_tokens))
         yield unit, part

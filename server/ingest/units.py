@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
@@ -54,6 +55,10 @@ class TextSource:
 def number_of(version: object) -> int:
     """Return a number in [0, 2^63) that stands for the version of an object."""
     return int.from_bytes(hashlib.sha256(str(version).encode()).digest()[:8], "big") >> 1
+
+
+OnSourceHash = Callable[[int, str], None]
+"""Is called with the number and the SHA-256 of a source."""
 
 
 class SourceOffset(NamedTuple):
@@ -139,10 +144,10 @@ class Strings:
     def of(cls, values: Sequence[bytes | None]) -> Strings:
         """Return the strings of a list, where None is null."""
         sizes = np.fromiter((len(value or b"") for value in values), np.int64, len(values))
+        data = np.frombuffer(b"".join(value or b"" for value in values), np.uint8)
         present = None
         if None in values:
             present = np.fromiter((value is not None for value in values), np.bool_, len(values))
-        data = np.frombuffer(b"".join(value or b"" for value in values), np.uint8)
         return cls(data, np.cumsum(sizes), present)
 
     @classmethod
@@ -150,17 +155,15 @@ class Strings:
         """Return the strings of all parts, in their order."""
         if len(parts) == 1:
             return parts[0]
-        firsts = np.cumsum([0, *(part.data.size for part in parts[:-1])])
         present = None
         if any(part.present is not None for part in parts):
-            present = np.concatenate(
-                [np.ones(len(p), np.bool_) if p.present is None else p.present for p in parts]
-            )
-        return cls(
-            np.concatenate([part.data for part in parts]),
-            np.concatenate([part.ends + first for part, first in zip(parts, firsts, strict=True)]),
-            present,
-        )
+            present = np.concatenate([part._are_present for part in parts])
+        ends = np.cumsum(np.concatenate([part.sizes for part in parts]))
+        return cls(np.concatenate([part.data for part in parts]), ends, present)
+
+    @property
+    def _are_present(self) -> npt.NDArray[np.bool_]:
+        return np.ones(len(self), np.bool_) if self.present is None else self.present
 
     def __len__(self) -> int:
         """Return how many strings there are, with those that are null."""
@@ -169,9 +172,7 @@ class Strings:
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
         """The size of each string in bytes, int64[n]."""
-        sizes = self.ends.copy()
-        sizes[1:] -= self.ends[:-1]
-        return sizes
+        return np.diff(self.ends, prepend=0)
 
     def part(self, first: int, end: int) -> Strings:
         """Return the strings of [first, end), in the same buffer."""
@@ -185,15 +186,9 @@ class Strings:
 
     def __iter__(self) -> Iterator[memoryview | None]:
         """Yield a view of each string, None for null."""
-        view = self.data.data
-        present: Iterable[bool] | None = None if self.present is None else self.present.tolist()
-        first = 0
-        if present is None:
-            for end in self.ends.tolist():
-                yield view[first:end]
-                first = end
-            return
-        for end, is_present in zip(self.ends.tolist(), present, strict=True):
+        view, first = self.data.data, 0
+        present = repeat(True) if self.present is None else self.present.tolist()
+        for end, is_present in zip(self.ends.tolist(), present, strict=False):
             yield view[first:end] if is_present else None
             first = end
 

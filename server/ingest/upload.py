@@ -25,8 +25,7 @@ from ..storage.objects.urls import Url
 from .job import Job
 from .output.shard_writer import write_errors
 from .progress import Progress
-from .run import SPLITS, ingest, require_made
-from .tokenize.execution import Encoder
+from .run import SPLITS, Encoder, ingest, require_made
 
 _UPLOADS = 4
 """Objects that are sent at once."""
@@ -66,28 +65,15 @@ def ingest_to_store(
     return made
 
 
-class _Notes:
-    """Which objects were uploaded: a line of tag and name each, in a file of the folder."""
-
-    def __init__(self, path: str) -> None:
-        """Read it, if there is one.  Raises: OSError."""
-        self._path = path
-        self._tags: dict[str, str] = {}
-        if os.path.exists(path):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                lines = [line for line in file if line.endswith("\n")]
-            self._tags = {
-                name: tag for tag, _, name in (line[:-1].partition("\t") for line in lines)
-            }
-
-    def tag(self, name: str) -> str | None:
-        """Return the tag that an object had when it was uploaded, None if it was not."""
-        return self._tags.get(name)
-
-    def add(self, name: str, tag: str) -> None:
-        """Note an object.  Raises: OSError."""
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(f"{tag}\t{name}\n")
+def _noted(path: str) -> dict[str, str]:
+    """Return the tag that each object had when it was uploaded, by its name: notes are lines of a
+    tag and a name, of which a kill may leave half of one.  Raises: OSError.
+    """
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = [line[:-1].partition("\t") for line in file if line.endswith("\n")]
+    return {name: tag for tag, _, name in lines}
 
 
 def _upload(folder: str, out: str) -> None:
@@ -105,9 +91,9 @@ def _upload(folder: str, out: str) -> None:
             raise WriteFailed(path, f"{problem}; use fewer --shard-tokens")
     with write_errors(out):
         bucket = Bucket(url, answer_seconds=_ANSWER_SECONDS)
-        notes = _Notes(os.path.join(folder, _NOTES))
+        noted = _noted(os.path.join(folder, _NOTES))
         try:
-            store = partial(_store, bucket, url.key, folder, notes)
+            store = partial(_store, bucket, url.key, folder, noted)
             for _ in map_in_threads(store, names, _UPLOADS, "tokenfeed-upload"):
                 pass
             store(MANIFEST)
@@ -115,18 +101,17 @@ def _upload(folder: str, out: str) -> None:
             raise WriteFailed(error.subject, f"{error.problem}; {_CURE}") from error
 
 
-def _store(bucket: Bucket, key: str, folder: str, notes: _Notes, name: str) -> None:
+def _store(bucket: Bucket, key: str, folder: str, noted: dict[str, str], name: str) -> None:
     """Store a file, unless that was done.
 
-    key: of the folder in the bucket.  name: of the file in both folders.
+    key: of the folder in the bucket.  noted: what was done.  name: of the file in both folders.
     Raises: OSError; InvalidCorpus; WriteFailed if there is another object of this name.
     """
     own = f"{key}/{name}".lstrip("/")
     path = f"{bucket.url.bucket}/{own}"
-    noted = notes.tag(name)
-    if noted is not None:
+    if name in noted:
         found = patient(path, lambda: bucket.head(own))
-        if found is not None and found.tag == noted:
+        if found is not None and found.tag == noted[name]:
             return
     with open(os.path.join(folder, name), "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -134,7 +119,8 @@ def _store(bucket: Bucket, key: str, folder: str, notes: _Notes, name: str) -> N
         tag = patient(path, lambda: bucket.put_new(own, content))
         if tag is None:
             tag = _tag_of_same(path, content)
-    notes.add(name, tag)
+    with open(os.path.join(folder, _NOTES), "a", encoding="utf-8") as notes:
+        notes.write(f"{tag}\t{name}\n")
 
 
 def _tag_of_same(path: str, content: bytes | mmap) -> str:

@@ -1,22 +1,28 @@
 """Files of text -> units to encode: one module per kind of file.
 
 A reader is a module with `KIND` and `units`, and a line in READERS. Its units depend only on the
-content of the file, so a resumed run gets the same units.
+content of the file, so a resumed run gets the same units. Input that cannot be read is a unit with
+a problem.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
 
 from tokenfeed.errors import InvalidSource
 
 from ...datasets.sources.paths import PACKINGS
 from ...storage.formats.unsupported import LFS
+from ..tokenize.recipe import Recipe
+from ..units import OnSourceHash, TextSource, Unit
 from . import jsonl, parquet, text
-from .base import Reader
 
-READERS: dict[str, Reader] = {module.KIND: module for module in (parquet, jsonl, text)}
+Units = Callable[[TextSource, int, int, Recipe, OnSourceHash], Iterator[Unit]]
+"""A source, its number, where to begin (0, or the end of a unit), and what is read of each document
+-> its units. A reader that computes the SHA-256 of a source anyway tells it."""
+READERS: dict[str, Units] = {module.KIND: module.units for module in (parquet, jsonl, text)}
 
 
 def kind_of(path: str, head: bytes) -> str:

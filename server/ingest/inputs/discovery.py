@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 
-from tokenfeed.errors import InvalidSource
+from tokenfeed.errors import InvalidCorpus, InvalidSource
 
 from ...datasets.sources.paths import Omission, text_files
 from ...datasets.sources.splits import require_one_split
@@ -47,23 +46,13 @@ def find_sources(
 
 
 def _source(path: str) -> TextSource:
-    if scheme_of(path):
+    try:
         with open_file(path) as found:
             kind = inputs.kind_of(path, found.head[:_HEAD_BYTES])
-            return TextSource(path, kind, found.size_bytes, number_of(found.version))
-    try:
-        status = os.stat(path)
-        with open(path, "rb", opener=_without_waiting) as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError as error:
-        raise InvalidSource(path, f"cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise InvalidSource(path, "is not a regular file")
-    return TextSource(path, inputs.kind_of(path, head), status.st_size, status.st_mtime_ns)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+            written_ns = number_of(found.version) if scheme_of(path) else found.modified_ns
+            return TextSource(path, kind, found.size_bytes, written_ns)
+    except InvalidCorpus as error:
+        raise InvalidSource(error.subject, error.problem) from error
 
 
 def require_same(source: TextSource) -> None:

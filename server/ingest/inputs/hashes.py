@@ -28,17 +28,13 @@ class Hashes:
     """
 
     def __init__(self, sources: Sequence[TextSource], known: dict[int, str]) -> None:
-        """known: hashes of earlier runs; `add`, `collect` and `finish` extend it."""
+        """known: hashes of earlier runs; readers, `collect` and `finish` extend it."""
         self.known = known
         self._sources = sources
         self._begun: dict[int, Future[str]] = {}
         self._reader = ThreadPoolExecutor(1, "tokenfeed-hash")
         self._closed = threading.Event()
         self._begun_bytes = self._read_bytes = 0
-
-    def add(self, number: int, sha256: bytes) -> None:
-        """Add the hash of a source that a reader has computed."""
-        self.known[number] = sha256.hex()
 
     def begin(self, number: int) -> None:
         """Start to hash a source, unless that was done; does not wait."""

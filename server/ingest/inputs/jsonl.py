@@ -9,12 +9,20 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import zstandard
 
-from ..units import Lines, Problem, SourceOffset, TextSource, Unit, require_of_content
-from .base import ReaderContext
+from ..tokenize.recipe import Recipe
+from ..units import (
+    Lines,
+    OnSourceHash,
+    Problem,
+    SourceOffset,
+    TextSource,
+    Unit,
+    require_of_content,
+)
 
 KIND = "jsonl"
 
@@ -31,7 +39,9 @@ _PACKED_BYTES = 1 << 10
 """Unpacked at once: at most 32 MiB of zeros."""
 
 
-def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
+def units(
+    source: TextSource, index: int, offset: int, recipe: Recipe, _: OnSourceHash
+) -> Iterator[Unit]:
     """Yield whole lines in units of about _UNIT_BYTES.  offset: in uncompressed bytes."""
     if not source.size_bytes:
         yield Unit.broken(source, index, offset, Problem("empty file", "0 bytes"))
@@ -92,16 +102,13 @@ def _blocks(file: BinaryIO, offset: int) -> Iterator[bytes]:
     codec = codec_of(file.read(_MAGIC_BYTES))
     first = 0 if codec else offset // _BLOCK_BYTES * _BLOCK_BYTES
     file.seek(first)
-    read: Callable[[int], bytes] = file.read
-    if codec == "gzip":
-        # Ignores zeros behind the content, as gunzip does.
-        read = partial(_unpacked, gzip.GzipFile(fileobj=file))
-    elif codec == "xz":
-        read = partial(_unpacked, lzma.LZMAFile(file))
-    elif codec == "bzip2":
-        read = partial(_unpacked, bz2.BZ2File(file))
-    elif codec == "zstd":
-        read = _Zstd(file).read
+    # gzip ignores zeros behind the content, as gunzip does.
+    openers: dict[str, Callable[[BinaryIO], Any]] = {
+        "gzip": gzip.open, "xz": lzma.open, "bzip2": bz2.open,
+    }  # fmt: skip
+    read: Callable[[int], bytes] = _Zstd(file).read if codec == "zstd" else file.read
+    if codec in openers:
+        read = partial(_unpacked, openers[codec](file))
     while block := read(_BLOCK_BYTES):
         if first + len(block) > offset:
             yield block[max(0, offset - first) :]

@@ -16,9 +16,11 @@ import pyarrow.parquet
 from tokenfeed.errors import InvalidSource
 
 from ..tokenize.documents import require_no_labels, table_of_tokens
+from ..tokenize.recipe import Recipe
 from ..units import (
     Column,
     InvalidDocument,
+    OnSourceHash,
     Problem,
     Rows,
     SourceOffset,
@@ -27,7 +29,6 @@ from ..units import (
     Unit,
     require_of_content,
 )
-from .base import ReaderContext
 
 KIND = "parquet"
 
@@ -53,11 +54,13 @@ _ROWS_BITS = 32
 """An offset is (row group << _ROWS_BITS) + row in the group."""
 
 
-def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
+def units(
+    source: TextSource, index: int, offset: int, recipe: Recipe, _: OnSourceHash
+) -> Iterator[Unit]:
     """Yield rows.  offset: (row group << 32) + row."""
     try:
         with source.open() as opened:
-            yield from _opened_units(source, index, offset, context.columns, opened)
+            yield from _opened_units(source, index, offset, recipe.read_columns, opened)
     except OSError as error:
         raise InvalidSource(source.path, f"cannot be read: {error.strerror}") from error
 

@@ -8,21 +8,26 @@ from collections.abc import Iterator
 
 from tokenfeed.errors import InvalidSource
 
-from ..tokenize.splitting import CannotSplit
-from ..units import Problem, SourceOffset, TextChunk, TextSource, Unit
-from .base import ReaderContext
+from ..tokenize.recipe import Recipe
+from ..tokenize.splitting import CannotSplit, split_text
+from ..tokenize.tokenizer import load_tokenizer
+from ..units import OnSourceHash, Problem, SourceOffset, TextChunk, TextSource, Unit
 
 KIND = "text"
 
 _BLOCK_BYTES = 1 << 20
 
 
-def units(source: TextSource, index: int, offset: int, context: ReaderContext) -> Iterator[Unit]:
+def units(
+    source: TextSource, index: int, offset: int, recipe: Recipe, on_source_hash: OnSourceHash
+) -> Iterator[Unit]:
     """Yield the file, split into chunks.  offset: in bytes."""
     if offset == source.size_bytes and offset:
         return
     try:
-        digest = _digest(source)
+        digest = hashlib.sha256()
+        for _ in _blocks(source, 0, digest):
+            pass
         problem = None if source.size_bytes else Problem("empty file", "0 bytes")
     except UnicodeDecodeError as error:
         problem = Problem("invalid UTF-8", f"byte {error.start}")
@@ -31,9 +36,9 @@ def units(source: TextSource, index: int, offset: int, context: ReaderContext) -
     if problem is not None:
         yield Unit.broken(source, index, 0, problem)
         return
-    is_val = context.is_val(digest)
-    context.on_source_hash(index, digest)
-    for chunk in _chunks(source, offset, context):
+    on_source_hash(index, digest.hexdigest())
+    is_val = recipe.is_val(digest.digest())
+    for chunk in _chunks(source, offset, recipe):
         end = offset + len(chunk.encode())
         is_last = end >= source.size_bytes
         content = TextChunk(source.path, chunk, offset == 0, is_last, is_val)
@@ -41,9 +46,10 @@ def units(source: TextSource, index: int, offset: int, context: ReaderContext) -
         offset = end
 
 
-def _chunks(source: TextSource, offset: int, context: ReaderContext) -> Iterator[str]:
+def _chunks(source: TextSource, offset: int, recipe: Recipe) -> Iterator[str]:
+    encode_each = load_tokenizer(recipe.tokenizer_file).encode_each
     try:
-        yield from context.split_text(_blocks(source, offset))
+        yield from split_text(_blocks(source, offset, hashlib.sha256()), encode_each)
     except CannotSplit as error:
         cure = "split it into documents, as jsonl or parquet"
         raise InvalidSource(source.path, f"{error} from byte {offset:,} on; {cure}") from error
@@ -53,32 +59,22 @@ def _chunks(source: TextSource, offset: int, context: ReaderContext) -> Iterator
         ) from error
 
 
-def _digest(source: TextSource) -> bytes:
-    """Return the SHA-256 of a file.  Raises: UnicodeDecodeError if it is not UTF-8."""
-    digest = hashlib.sha256()
+def _blocks(source: TextSource, offset: int, digest: hashlib._Hash) -> Iterator[str]:
+    """Yield the text from an offset on; its bytes are added to a digest.
+
+    Raises: OSError; UnicodeDecodeError, whose start is the place in the file, if it is not UTF-8.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    done = 0
+    block = b"-"
     with source.open() as file:
-        while block := file.read(_BLOCK_BYTES):
+        file.seek(offset)
+        while block:
+            block = file.read(_BLOCK_BYTES)
             digest.update(block)
             waiting = len(decoder.getstate()[0])
             try:
-                decoder.decode(block)
+                yield decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                error.start += done - waiting
+                error.start += offset - waiting
                 raise
-            done += len(block)
-        try:
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError as error:
-            error.start += done - len(error.object)
-            raise
-    return digest.digest()
-
-
-def _blocks(source: TextSource, offset: int) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with source.open() as file:
-        file.seek(offset)
-        while block := file.read(_BLOCK_BYTES):
-            yield decoder.decode(block)
+            offset += len(block)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,113 +22,27 @@ from tokenfeed.errors import WriteFailed
 from ...datasets.sources.manifest import WORK_FOLDER
 from ...runtime import small_files
 from ...storage.formats.document_ids import SUFFIX as IDS
+from ..job import Job, SplitProgress
 from ..tokenize.encoding import EncodedUnit
+from ..tokenize.tokenizer import TokenIds, load_tokenizer, token_dtype
+from ..units import Strings
 from .shuffle import piece
 
-_FLUSH_BYTES = 4 << 20
-_WHOLE_BYTES = 1 << 17
+_BUFFER_BYTES = 1 << 17
 """A piece of this size is written as it is; smaller ones are collected first."""
-
-
-class _AppendFile:
-    """A file that is only appended to."""
-
-    def __init__(self, path: str, size_bytes: int) -> None:
-        """Open a file, and truncate it to size_bytes.  Raises: WriteFailed."""
-        self._path = path
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-        with write_errors(path):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(path, flags, 0o644)
-            if os.fstat(self._descriptor).st_size < size_bytes:
-                cure = f"remove its folder {WORK_FOLDER} and start again"
-                raise WriteFailed(path, f"is shorter than its checkpoint records; {cure}")
-            os.ftruncate(self._descriptor, size_bytes)
-            os.lseek(self._descriptor, size_bytes, os.SEEK_SET)
-
-    def add(self, content: bytes | npt.NDArray[np.generic]) -> None:
-        """Append bytes, or those of an array in C order.  Raises: WriteFailed."""
-        if len(content) and not isinstance(content, bytes):
-            whole = content.data.cast("B")
-            if whole.nbytes >= _WHOLE_BYTES:
-                self._flush()
-                with write_errors(self._path):
-                    _write_all(self._descriptor, whole)
-                return
-        content = bytes(content)
-        self._waiting.append(content)
-        self._waiting_bytes += len(content)
-        if self._waiting_bytes >= _FLUSH_BYTES:
-            self._flush()
-
-    def sync(self) -> None:
-        """Wait until all of it is on the disk.  Raises: WriteFailed."""
-        self._flush()
-        with write_errors(self._path):
-            os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        """Close the file; data that was not synced may be lost."""
-        os.close(self._descriptor)
-
-    def _flush(self) -> None:
-        with write_errors(self._path):
-            _write_all(self._descriptor, b"".join(self._waiting))
-        self._waiting, self._waiting_bytes = [], 0
-
-
-@dataclass(slots=True)
-class SplitProgress:
-    """What is written of a split.
-
-    shards: tokens and index entries of each complete shard.  tokens, ends, last_end: tokens, index
-    entries and the last index entry of the open shard.  documents: number in the split.
-    id_bytes: size of the ids of the open shard.  targets: tokens of the split that its masks allow.
-    """
-
-    shards: list[tuple[int, int]] = field(default_factory=list)
-    tokens: int = 0
-    ends: int = 0
-    last_end: int = 0
-    documents: int = 0
-    id_bytes: int = 0
-    targets: int = 0
-
-    @property
-    def all_tokens(self) -> int:
-        """Tokens in the split."""
-        return self.tokens + sum(tokens for tokens, _ in self.shards)
+_NO_ENDS = np.empty(0, np.int64)
 
 
 class SplitWriter:
     """Writes the shards of one split; the last one is open."""
 
-    def __init__(
-        self,
-        folder: str,
-        *,
-        tokenizer: str,
-        dtype: np.dtype[np.unsignedinteger],
-        shard_tokens: int,
-        has_mask: bool,
-        has_ids: bool,
-        counts: SplitProgress,
-    ) -> None:
-        """Resume at a checkpoint.
-
-        tokenizer: its name, for the metadata.  shard_tokens: maximum per shard.  counts: progress
-        of the checkpoint, which is updated.
-        Raises: WriteFailed.
-        """
+    def __init__(self, folder: str, job: Job, counts: SplitProgress) -> None:
+        """Resume at a checkpoint.  counts: its progress, which is updated.  Raises: WriteFailed."""
         self.counts = counts
         self._folder = folder
-        self._tokenizer = tokenizer
-        self._dtype = dtype
-        self._shard_tokens = shard_tokens
-        self._has_mask = has_mask
-        self._has_ids = has_ids
-        self._files: dict[str, _AppendFile] = {}
+        self._job = job
+        self._dtype = token_dtype(load_tokenizer(job.recipe.tokenizer_file))
+        self._files: dict[str, BinaryIO] = {}
         with write_errors(folder):
             os.makedirs(folder, exist_ok=True)
             for name in os.listdir(folder):
@@ -143,142 +57,135 @@ class SplitWriter:
         first, count = 0, part.lengths.size
         while first < count:
             begin = int(ends[first - 1]) if first else 0
-            room = self._shard_tokens - self.counts.tokens
+            room = self._job.shard_tokens - self.counts.tokens
             fitting = int(np.searchsorted(ends, begin + room, side="right"))
             if part.begins and part.ends and fitting > first and ends[fitting - 1] > begin:
-                self._add_whole(piece(part, first, fitting))
+                # Whole documents, with tokens, for which the open shard has room.
+                whole = piece(part, first, fitting)
+                self._write(whole.tokens, whole.mask, np.cumsum(whole.lengths), whole.ids)
+                self.counts.documents += fitting - first
                 first = fitting
                 continue
-            ids = None if part.ids is None else part.ids.part(first, first + 1)
-            tokens = slice(begin, int(ends[first]))
             self._add_document(
-                part.tokens[tokens],
-                None if part.mask is None else part.mask[tokens],
-                None if ids is None else ids.data.tobytes(),
+                piece(part, first, first + 1),
                 begins=part.begins or first > 0,
                 ends=part.ends or first < count - 1,
             )
             first += 1
 
-    def _add_whole(self, part: EncodedUnit) -> None:
-        """Write whole documents, with tokens, for which the open shard has room."""
+    def _write(
+        self,
+        tokens: TokenIds,
+        mask: npt.NDArray[np.bool_] | None,
+        ends: npt.NDArray[np.int64] = _NO_ENDS,
+        ids: Strings | None = None,
+    ) -> None:
+        """Write tokens for which the open shard has room.
+
+        ends: which of them end documents, as entries of the index.  ids: of these documents.
+        """
         counts = self.counts
         if not self._files:
             self._open()
-        self._add_tokens(part.tokens, part.mask)
-        ends = np.cumsum(part.lengths) + (counts.tokens - part.tokens.size)
-        self._files[".ds.index"].add(ends.astype("<u8"))
-        if part.ids is not None:
-            self._files[IDS].add(part.ids.data)
-            counts.id_bytes += part.ids.data.size
-        counts.ends += ends.size
-        counts.documents += ends.size
-        counts.last_end = counts.tokens
-
-    def _add_tokens(
-        self, tokens: npt.NDArray[np.unsignedinteger], mask: npt.NDArray[np.bool_] | None
-    ) -> None:
-        self._files[".ds"].add(tokens)
+        self._append(".ds", tokens)
         if mask is not None:
-            self._files[".ds.loss"].add(mask)
-            self.counts.targets += int(np.count_nonzero(mask))
-        self.counts.tokens += tokens.size
+            self._append(".ds.loss", mask)
+            counts.targets += int(np.count_nonzero(mask))
+        self._append(".ds.index", (ends + counts.tokens).astype("<u8"))
+        if ids is not None:
+            self._append(IDS, ids.data)
+            counts.id_bytes += ids.data.size
+        counts.tokens += tokens.size
+        counts.ends += ends.size
+        if ends.size:
+            counts.last_end = counts.tokens
 
-    def _add_document(
-        self,
-        tokens: npt.NDArray[np.unsignedinteger],
-        mask: npt.NDArray[np.bool_] | None,
-        own_id: bytes | None,
-        *,
-        begins: bool,
-        ends: bool,
-    ) -> None:
+    def _append(self, suffix: str, content: npt.NDArray[np.generic]) -> None:
+        with write_errors(self._path(suffix)):
+            self._files[suffix].write(content.data)
+
+    def _add_document(self, part: EncodedUnit, *, begins: bool, ends: bool) -> None:
         """Write a document, or a piece of one. A shard boundary splits it only if it is longer than
         a shard, or if its length is not known yet. Each piece is an entry of the index, with the id
         of the document and its line feed.
         """
-        counts = self.counts
-        fits = counts.tokens + tokens.size <= self._shard_tokens
-        if begins and ends and not fits and tokens.size <= self._shard_tokens:
+        counts, size, shard_tokens = self.counts, part.tokens.size, self._job.shard_tokens
+        if begins and ends and counts.tokens + size > shard_tokens >= size:
             self.finish()
         first = 0
-        while first < tokens.size:
-            if counts.tokens == self._shard_tokens:
-                self.finish(own_id)
-            if not self._files:
-                self._open()
-            end = min(tokens.size, first + self._shard_tokens - counts.tokens)
-            self._add_tokens(tokens[first:end], None if mask is None else mask[first:end])
+        while first < size:
+            if counts.tokens == shard_tokens:
+                self.finish(part.ids)
+            end = min(size, first + shard_tokens - counts.tokens)
+            mask = None if part.mask is None else part.mask[first:end]
+            self._write(part.tokens[first:end], mask)
             first = end
         if ends:
             counts.documents += 1
-            self._end_here(own_id)
+            self._end_here(part.ids)
 
-    def _end_here(self, own_id: bytes | None) -> None:
-        if not self._files:  # It ended with the previous shard.
-            return
-        self.counts.ends += 1
-        self.counts.last_end = self.counts.tokens
-        self._files[".ds.index"].add(self.counts.tokens.to_bytes(8, "little"))
-        if own_id is not None:
-            self._files[IDS].add(own_id)
-            self.counts.id_bytes += len(own_id)
+    def _end_here(self, ids: Strings | None) -> None:
+        if self._files:  # Otherwise it ended with the previous shard.
+            self._write(np.empty(0, self._dtype), None, np.zeros(1, np.int64), ids)
 
     def _open(self) -> None:
-        counts = self.counts
+        counts, recipe = self.counts, self._job.recipe
         sizes = {".ds": counts.tokens * self._dtype.itemsize, ".ds.index": 8 * counts.ends}
-        if self._has_mask:
+        if recipe.has_mask:
             sizes[".ds.loss"] = counts.tokens
-        if self._has_ids:
+        if recipe.id_column is not None:
             sizes[IDS] = counts.id_bytes
         for suffix, size_bytes in sizes.items():
-            path = self._path(len(counts.shards), suffix)
-            self._files[suffix] = _AppendFile(path, size_bytes)
+            path = self._path(suffix)
+            with write_errors(path):
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                file = self._files[suffix] = open(descriptor, "wb", buffering=_BUFFER_BYTES)
+                if os.fstat(descriptor).st_size < size_bytes:
+                    cure = f"remove its folder {WORK_FOLDER} and start again"
+                    raise WriteFailed(path, f"is shorter than its checkpoint records; {cure}")
+                file.truncate(size_bytes)
+                file.seek(size_bytes)
 
-    def _path(self, number: int, suffix: str) -> str:
-        return os.path.join(self._folder, shard_name(number, suffix))
+    def _path(self, suffix: str) -> str:
+        return os.path.join(self._folder, shard_name(len(self.counts.shards), suffix))
 
-    def finish(self, own_id: bytes | None = None) -> None:
+    def finish(self, ids: Strings | None = None) -> None:
         """Complete the open shard, if there is one.
 
-        own_id: of the document that is split here, if one is, with its line feed.
-        Raises: WriteFailed.
+        ids: of the document that is split here, if one is.  Raises: WriteFailed.
         """
         counts = self.counts
         if not counts.tokens:
             return
         if counts.last_end != counts.tokens:  # A document is split here.
-            self._end_here(own_id)
+            self._end_here(ids)
         self.sync()
         self.close()
-        lines = (f"{self._tokenizer}|{self._dtype.itemsize}", counts.tokens, f"{counts.tokens:,} T")
-        path = self._path(len(counts.shards), ".ds.metadata")
-        write_whole(path, "\n".join(map(str, lines)))
+        name, width = self._job.recipe.tokenizer_file.name, self._dtype.itemsize
+        lines = f"{name}|{width}\n{counts.tokens}\n{counts.tokens:,} T"
+        write_whole(self._path(".ds.metadata"), lines)
         counts.shards.append((counts.tokens, counts.ends))
         counts.tokens = counts.ends = counts.last_end = counts.id_bytes = 0
 
     def sync(self) -> None:
         """Wait until everything that was added is on the disk.  Raises: WriteFailed."""
-        for file in self._files.values():
-            file.sync()
+        for suffix, file in self._files.items():
+            with write_errors(self._path(suffix)):
+                file.flush()
+                os.fsync(file.fileno())
         sync_folder(self._folder)
 
     def close(self) -> None:
-        """Close the open shard, if there is one."""
+        """Close the open shard, if there is one; what was not synced may be lost."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):
+                file.close()
         self._files = {}
 
 
 def shard_name(number: int, suffix: str = ".ds") -> str:
     """Return the name of a shard's file."""
     return f"{number:06}{suffix}"
-
-
-def _write_all(descriptor: int, content: bytes | memoryview) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
 
 
 def write_whole(path: str, text: str) -> None:

@@ -215,9 +215,7 @@ class ChatTemplate:
         adds_prompt: whether the text ends where the assistant would begin to write.
         Raises: InvalidDocument.
         """
-        from jinja2.exceptions import SecurityError
-
-        from .jinja_sandbox import Refused, Targets
+        from .jinja_sandbox import Targets
 
         variables = {
             **{name: token for name, token in self._special_tokens.items() if token is not None},
@@ -236,27 +234,31 @@ class ChatTemplate:
                         raise InvalidDocument(f"chat above {_TEXT_CHARS_MAX:,} characters")
         except InvalidDocument:
             raise
-        except MemoryError as error:
-            problem = f"the chat template {self._name} needs more memory than there is"
-            raise InvalidDocument(problem, is_fatal=True) from error
-        except Refused as error:
-            raise InvalidDocument(f"refused by the chat template: {_one_line(error)}") from error
-        except _OutOfTime as error:
-            problem = f"the chat template runs for more than {RENDER_SECONDS:g} s"
-            raise InvalidDocument(problem, is_fatal=True) from error
-        except SecurityError as error:
-            problem = f"the chat template does what Jinja's sandbox forbids: {_one_line(error)}"
-            raise InvalidDocument(problem, is_fatal=True) from error
-        except Exception as error:  # whatever a program of another author raises
-            problem = f"the chat template fails: {_one_line(error)}"
-            if "strftime_now" in problem:
-                problem = (
-                    "the chat template asks for the date by strftime_now, and a corpus must not "
-                    "depend on the day; write a date into the template"
-                )
-                raise InvalidDocument(problem, is_fatal=True) from error
-            raise InvalidDocument(problem) from error
+        except (Exception, _OutOfTime) as error:  # whatever a program of another author raises
+            raise self._problem(error) from error
         return "".join(pieces), [(first, first + len(block)) for first, block in targets.blocks]
+
+    def _problem(self, error: BaseException) -> InvalidDocument:
+        """Return what to raise for an error of the template, fatal if others would end like it."""
+        from jinja2.exceptions import SecurityError
+
+        from .jinja_sandbox import Refused
+
+        line = _one_line(error)
+        if isinstance(error, Refused):
+            return InvalidDocument(f"refused by the chat template: {line}")
+        problem = ""
+        if isinstance(error, MemoryError):
+            problem = f"the chat template {self._name} needs more memory than there is"
+        elif isinstance(error, _OutOfTime):
+            problem = f"the chat template runs for more than {RENDER_SECONDS:g} s"
+        elif isinstance(error, SecurityError):
+            problem = f"the chat template does what Jinja's sandbox forbids: {line}"
+        elif "strftime_now" in line:
+            problem = "the chat template asks for the date by strftime_now, and a corpus must not "
+            problem += "depend on the day; write a date into the template"
+        fails = f"the chat template fails: {line}"
+        return InvalidDocument(problem or fails, is_fatal=bool(problem))
 
 
 class _OutOfTime(BaseException):
@@ -304,6 +306,6 @@ def _time_limit() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _CHARS_SHOWN else f"{text[:_CHARS_SHOWN]}..."

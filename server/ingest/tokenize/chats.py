@@ -8,8 +8,9 @@ chat up to each turn of the assistant, without and with that turn: what is added
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -42,6 +43,9 @@ _CURE = (
 
 _PLACEHOLDER = "tokenfeed-part-"
 """What no text has, in place of a part of a message."""
+
+Render = Callable[..., tuple[str, list[Span]]]
+"""`ChatTemplate.render`, with the tools of a chat."""
 
 
 def messages_of(value: Any, column: str) -> list[Message]:
@@ -122,20 +126,21 @@ def rendered(
 
     column: of the messages, for errors.  Raises: InvalidDocument.
     """
-    messages, (text, blocks) = _with_or_without_nulls(messages, tools, template)
+    render = partial(template.render, tools=tools)
+    messages, (text, blocks) = _with_or_without_nulls(messages, render)
     for index, message in enumerate(messages):
         place = f"{column}[{index}]"
         if isinstance(message.get("content"), list) and message["content"]:
-            _require_parts_written(messages, index, tools, template, text, place)
+            _require_parts_written(messages, index, render, text, place)
         if message.get("tool_calls") and not message.get("content"):
-            _require_calls_written(messages, index, tools, template, text, place)
+            _require_calls_written(messages, index, render, text, place)
     if template.marks_targets:
         return text, tuple(blocks)
-    return text, tuple(_turns(messages, tools, template, column, text))
+    return text, tuple(_turns(messages, render, column, text))
 
 
 def _with_or_without_nulls(
-    messages: Sequence[Message], tools: list[Any] | None, template: ChatTemplate
+    messages: Sequence[Message], render: Render
 ) -> tuple[Sequence[Message], tuple[str, list[Span]]]:
     """Return the messages that a template is for, and what it makes of them: as they are, as in
     transformers up to 5.23, or without fields that are null, as since then. Some templates ask
@@ -143,76 +148,62 @@ def _with_or_without_nulls(
     """
     bare = [{name: held for name, held in one.items() if held is not None} for one in messages]
     if bare == messages:
-        return messages, template.render(messages, tools)
+        return messages, render(messages)
     try:
-        found = template.render(messages, tools)
+        found = render(messages)
     except InvalidDocument as error:
         try:
-            return bare, template.render(bare, tools)
+            return bare, render(bare)
         except InvalidDocument:
             raise error from None
     with suppress(InvalidDocument):
-        other = template.render(bare, tools)
+        other = render(bare)
         if found[0].count("None") > other[0].count("None"):
             return bare, other
     return messages, found
 
 
+def _with_other(
+    messages: Sequence[Message], index: int, message: Message, render: Render
+) -> str | None:
+    """Return the text of a chat with another message in a place; None if the template refuses."""
+    with suppress(InvalidDocument):
+        return render([*messages[:index], message, *messages[index + 1 :]])[0]
+    return None
+
+
 def _require_parts_written(
-    messages: Sequence[Message],
-    index: int,
-    tools: list[Any] | None,
-    template: ChatTemplate,
-    text: str,
-    place: str,
+    messages: Sequence[Message], index: int, render: Render, text: str, place: str
 ) -> None:
     """Raise InvalidDocument, which is fatal, if a template has left out a part of the content of a
     message, or has written what Python prints for their list: with other words in the parts, these
     are missing.
     """
+    content = messages[index]["content"]
     parts = [
         part | {"text": f"{_PLACEHOLDER}{number}."}
-        for number, part in enumerate(messages[index]["content"])
+        for number, part in enumerate(content)
         if part["text"].strip()
     ]
-    others = [*messages[:index], messages[index] | {"content": parts}, *messages[index + 1 :]]
-    try:
-        found, _ = template.render(others, tools)
-    except InvalidDocument:
-        found = ""
-    if str(messages[index]["content"]) in text or not all(part["text"] in found for part in parts):
+    found = _with_other(messages, index, messages[index] | {"content": parts}, render) or ""
+    if str(content) in text or not all(part["text"] in found for part in parts):
         problem = "content in parts, which the chat template does not read; join their text"
         raise InvalidDocument(problem, place, is_fatal=True)
 
 
 def _require_calls_written(
-    messages: Sequence[Message],
-    index: int,
-    tools: list[Any] | None,
-    template: ChatTemplate,
-    text: str,
-    place: str,
+    messages: Sequence[Message], index: int, render: Render, text: str, place: str
 ) -> None:
     """Raise InvalidDocument if the text would be the same without the calls of a message that has
     nothing else: the template does not write them.
     """
     without = {name: held for name, held in messages[index].items() if name != "tool_calls"}
-    others = [*messages[:index], without, *messages[index + 1 :]]
-    try:
-        found, _ = template.render(others, tools)
-    except InvalidDocument:
-        return  # it asks for them
-    if found == text:
+    # Where the template refuses, it asks for them.
+    if _with_other(messages, index, without, render) == text:
         raise InvalidDocument("calls of tools, which the chat template does not write", place)
 
 
-def _turns(
-    messages: Sequence[Message],
-    tools: list[Any] | None,
-    template: ChatTemplate,
-    column: str,
-    text: str,
-) -> Iterable[Span]:
+def _turns(messages: Sequence[Message], render: Render, column: str, text: str) -> Iterable[Span]:
     """Yield where each turn of the assistant is.
 
     The text before the turn has to begin the text that ends with it, and that the whole text:
@@ -222,10 +213,16 @@ def _turns(
         if message["role"] != _ASSISTANT:
             continue
         place = f"{column}[{index}]"
-        before = _rendered_part(messages[:index], tools, template, place, adds_prompt=True)
+        count = index
         after = text
-        if index + 1 < len(messages):
-            after = _rendered_part(messages[: index + 1], tools, template, place)
+        try:
+            before, _ = render(messages[:index], adds_prompt=True)
+            count += 1
+            if count < len(messages):
+                after, _ = render(messages[:count])
+        except InvalidDocument as error:
+            what = f"{error.what} (for the first {count} message(s) alone)"
+            raise InvalidDocument(what, place, is_fatal=error.is_fatal) from error
         _require_begins(
             after, before, place, "asks the assistant with {}, but its turn begins with {}"
         )
@@ -233,21 +230,6 @@ def _turns(
             text, after, place, "writes {} up to this message, but {} once others follow"
         )
         yield len(before), len(after)
-
-
-def _rendered_part(
-    messages: Sequence[Message],
-    tools: list[Any] | None,
-    template: ChatTemplate,
-    place: str,
-    *,
-    adds_prompt: bool = False,
-) -> str:
-    try:
-        return template.render(messages, tools, adds_prompt=adds_prompt)[0]
-    except InvalidDocument as error:
-        what = f"{error.what} (for the first {len(messages)} message(s) alone)"
-        raise InvalidDocument(what, place, is_fatal=error.is_fatal) from error
 
 
 def _require_begins(text: str, part: str, place: str, how: str) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidSource
 
-from ..units import Problem, Strings, TextChunk, Unit
+from ..units import InvalidDocument, Problem, Strings, TextChunk, Unit
 from . import splitting
 from .chats import target_mask
 from .documents import Document, documents_of
@@ -93,16 +93,8 @@ def _encoded_unit(unit: Unit, recipe: Recipe, tokenizer: Tokenizer) -> EncodedUn
         for batch in _batches(documents, _chars)
         for part in _encoded(batch, recipe, tokenizer, problems)
     ]
-    no_bools = np.empty(0, np.bool_)
-    nothing = EncodedUnit(
-        np.empty(0, token_dtype(tokenizer)),
-        np.empty(0, np.int64),
-        no_bools,
-        no_bools if recipe.has_mask else None,
-        tuple(problems),
-        ids=None if recipe.id_column is None else Strings.of([]),
-    )
-    return concat([nothing, *parts])
+    nothing, _ = _encoded_each([], recipe, tokenizer)
+    return concat([replace(nothing, problems=tuple(problems)), *parts])
 
 
 def concat(parts: Sequence[EncodedUnit]) -> EncodedUnit:
@@ -151,9 +143,8 @@ def _encoded(
     """Yield the tokens of documents. If some cannot be encoded, all are encoded one by one, and
     those that fail are added to problems.
     """
-    encode = _encoded_at_once if recipe.chat_template is None else _encoded_chats
-    if recipe.are_tokens:
-        encode = _checked_tokens
+    one_by_one = recipe.are_tokens or recipe.chat_template is not None
+    encode = _encoded_each if one_by_one else _encoded_at_once
     try:
         part, left_out = encode(documents, recipe, tokenizer)
     except ValueError as error:
@@ -186,76 +177,55 @@ def _encoded_at_once(
     ]
     if left_out:
         documents, counts = list(compress(documents, kept)), counts[kept]
-    before, after = _around(recipe, tokenizer)
-    lengths = counts.sum(axis=1)
-    if before.size or after.size:
-        ends = np.cumsum(lengths)
-        # In this order, so that what stands after a document precedes what stands before the next.
-        places = [*([ends - lengths] if before.size else []), *([ends] if after.size else [])]
-        around = np.tile(np.concatenate([before, after]), len(documents))
-        tokens = np.insert(tokens, np.stack(places, axis=1).ravel(), around)
     mask = None
     if recipe.has_mask:
-        learned = np.array([False, False, True, True])  # before, prompt, response, after
-        table = np.insert(counts, [0, 2], [before.size, after.size], axis=1)
-        mask = np.repeat(np.tile(learned, len(documents)), table.ravel())
-    lengths = lengths + before.size + after.size
-    part = _unit_of(documents, recipe, tokens, lengths, mask)
+        # Of a prompt, and of its response.
+        mask = np.repeat(np.tile([False, True], len(documents)), counts.ravel())
+    part = _unit_of(documents, recipe, tokenizer, tokens, counts.sum(axis=1), mask)
     return replace(part, compared_tokens=compared_tokens), left_out
 
 
-def _encoded_chats(
+def _encoded_each(
     documents: Sequence[Document], recipe: Recipe, tokenizer: Tokenizer
 ) -> tuple[EncodedUnit, list[Problem]]:
-    """Return the tokens of chats with their mask, and the problems of those without a target, which
-    are left out.  Raises: ValueError.
+    """Return the tokens of chats, or of documents that are tokens already, with their mask, and the
+    problems of those that are left out.  Raises: ValueError.
     """
-    assert recipe.chat_template is not None
-    before, after = _around(recipe, tokenizer)
-    tokens, masks = [before[:0]], [np.empty(0, np.bool_)]
-    lengths: list[int] = []
-    kept, left_out = [], []
+    kept: list[Document] = []
+    left_out: list[Problem] = []
+    tokens, masks = [np.empty(0, token_dtype(tokenizer))], [np.empty(0, np.bool_)]
     for document in documents:
+        try:
+            ids, mask = _of_chat(document, tokenizer)
+        except InvalidDocument as error:
+            left_out.append(error.problem(document.where))
+            continue
+        kept.append(document)
+        tokens.append(ids)
+        masks.append(mask)
+    lengths = np.array([ids.size for ids in tokens[1:]], np.int64)
+    all_masks = np.concatenate(masks) if recipe.has_mask else None
+    return _unit_of(kept, recipe, tokenizer, np.concatenate(tokens), lengths, all_masks), left_out
+
+
+def _of_chat(document: Document, tokenizer: Tokenizer) -> tuple[TokenIds, npt.NDArray[np.bool_]]:
+    """Return the tokens of a chat, or of a document that is tokens already, and which of them are
+    targets.  Raises: InvalidDocument, ValueError.
+    """
+    ids = document.tokens
+    if ids is None:
         (text,) = document.texts
-        ids, offsets = _with_offsets(text, tokenizer)
+        encoded, offsets = _with_offsets(text, tokenizer)
         mask = target_mask(offsets, document.targets)
         if not mask.any():
-            left_out.append(Problem("no token of the assistant", document.where))
-            continue
-        kept.append(document)
-        tokens += [before, ids, after]
-        masks += [np.zeros(before.size, np.bool_), mask, np.ones(after.size, np.bool_)]
-        lengths.append(before.size + ids.size + after.size)
-    sizes = np.array(lengths, dtype=np.int64)
-    return _unit_of(kept, recipe, np.concatenate(tokens), sizes, np.concatenate(masks)), left_out
-
-
-def _checked_tokens(
-    documents: Sequence[Document], recipe: Recipe, tokenizer: Tokenizer
-) -> tuple[EncodedUnit, list[Problem]]:
-    """Return documents that are tokens already, with their mask, and the problems of those with
-    tokens that the tokenizer does not have.
-    """
-    before, after = _around(recipe, tokenizer)
-    tokens, masks = [before[:0]], [np.empty(0, np.bool_)]
-    lengths: list[int] = []
-    kept, left_out = [], []
-    for document in documents:
-        ids = document.tokens
-        assert ids is not None
-        if ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
-            wrong = int(ids[(ids < 0) | (ids >= tokenizer.vocab_size)][0])
-            what = f"token {wrong}, which is not in [0, {tokenizer.vocab_size}) of the tokenizer"
-            left_out.append(Problem(what, document.where))
-            continue
-        kept.append(document)
-        learned = np.ones(ids.size, np.bool_) if document.learned is None else document.learned
-        tokens += [before, ids.astype(before.dtype), after]
-        masks += [np.zeros(before.size, np.bool_), learned, np.ones(after.size, np.bool_)]
-        lengths.append(before.size + ids.size + after.size)
-    sizes = np.array(lengths, dtype=np.int64)
-    mask = np.concatenate(masks) if recipe.has_mask else None
-    return _unit_of(kept, recipe, np.concatenate(tokens), sizes, mask), left_out
+            raise InvalidDocument("no token of the assistant")
+        return encoded, mask
+    wrong = ids[(ids < 0) | (ids >= tokenizer.vocab_size)]
+    if wrong.size:
+        problem = f"token {wrong[0]}, which is not in [0, {tokenizer.vocab_size}) of the tokenizer"
+        raise InvalidDocument(problem)
+    learned = np.ones(ids.size, np.bool_) if document.learned is None else document.learned
+    return ids.astype(token_dtype(tokenizer)), learned
 
 
 def _with_offsets(text: str, tokenizer: Tokenizer) -> tuple[TokenIds, npt.NDArray[np.int64]]:
@@ -273,17 +243,30 @@ def _with_offsets(text: str, tokenizer: Tokenizer) -> tuple[TokenIds, npt.NDArra
 def _unit_of(
     documents: Sequence[Document],
     recipe: Recipe,
+    tokenizer: Tokenizer,
     tokens: TokenIds,
     lengths: npt.NDArray[np.int64],
     mask: npt.NDArray[np.bool_] | None,
 ) -> EncodedUnit:
-    """Return the unit of documents that have tokens."""
-    ids = [document.id + b"\n" for document in documents if document.id is not None]
+    """Return the unit of documents that have tokens, with those before and after each added."""
+    before, after = _around(recipe, tokenizer)
+    if before.size or after.size:
+        ends = np.cumsum(lengths)
+        # In this order, so that what stands after a document precedes what stands before the next.
+        places = [*([ends - lengths] if before.size else []), *([ends] if after.size else [])]
+        at = np.stack(places, axis=1).ravel()
+        tokens = np.insert(tokens, at, np.tile(np.concatenate([before, after]), len(documents)))
+        if mask is not None:
+            around = [False] * before.size + [True] * after.size
+            mask = np.insert(mask, at, np.tile(around, len(documents)))
+        lengths = lengths + before.size + after.size
+    ids = None
+    if recipe.id_column is not None:
+        ids = Strings.of([document.id + b"\n" for document in documents if document.id is not None])
     is_val = np.zeros(len(documents), np.bool_)
     if recipe.val_fraction:
         is_val[:] = [recipe.is_val(document.sha256) for document in documents]
-    ids_of_all = None if recipe.id_column is None else Strings.of(ids)
-    return EncodedUnit(tokens, lengths, is_val, mask, (), ids=ids_of_all)
+    return EncodedUnit(tokens, lengths, is_val, mask, (), ids=ids)
 
 
 def _around(recipe: Recipe, tokenizer: Tokenizer) -> tuple[TokenIds, TokenIds]:

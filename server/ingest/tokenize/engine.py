@@ -225,12 +225,10 @@ def first_difference(engine: Tokenizer, reference: Tokenizer, facts: dict[str, A
             return text
     for signs in _in_groups(_assigned(), _TEXTS_AT_ONCE):
         # All at once: a text costs as much as ten characters.
-        if not _different(engine, reference, ["\n".join(map(_of_sign, signs))]):
-            continue
-        return next(
-            iter(_different(engine, reference, list(map(_of_sign, signs)))),
-            "\n".join(map(_of_sign, signs)),
-        )
+        texts = list(map(_of_sign, signs))
+        whole = "\n".join(texts)
+        if _different(engine, reference, [whole]):
+            return next(iter(_different(engine, reference, texts)), whole)
     return None
 
 
@@ -242,15 +240,8 @@ def _in_groups(texts: Iterable[str], count: int) -> Iterator[list[str]]:
 
 def _different(engine: Tokenizer, reference: Tokenizer, texts: list[str]) -> list[str]:
     """Return the texts that have other tokens."""
-    found, expected = engine.encode(texts), reference.encode(texts)
-    if all(map(np.array_equal, found, expected)):
-        return []
-    pairs = zip(engine.encode_each(texts), reference.encode_each(texts), strict=True)
-    return [
-        text
-        for text, (one, other) in zip(texts, pairs, strict=True)
-        if not np.array_equal(one, other)
-    ]
+    both = zip(texts, engine.encode_each(texts), reference.encode_each(texts), strict=True)
+    return [text for text, one, other in both if not np.array_equal(one, other)]
 
 
 def _assigned() -> Iterator[str]:

@@ -200,7 +200,7 @@ class _HuggingFace(Tokenizer):
         return found
 
 
-class FastTokenizer(Tokenizer):
+class FastTokenizer(_HuggingFace):
     """Encodes by fastokens, and does all else by tokenizers.
 
     reference: the same tokenizer in the package tokenizers.
@@ -208,28 +208,20 @@ class FastTokenizer(Tokenizer):
 
     def __init__(self, reference: _HuggingFace, engine: Any) -> None:
         """engine: what `load_fastokens` returns."""
+        self.__dict__.update(vars(reference))
         self.reference = reference
-        self.vocab_size = reference.vocab_size
         self._engine = engine
 
     def encode(self, texts: Sequence[str]) -> tuple[TokenIds, npt.NDArray[np.int64]]:
         """Return what `Tokenizer.encode` says.  Raises: ValueError."""
         try:
             ids, ends = self._engine.encode_batch_flat(
-                list(texts), split_special_tokens=self.reference.splits_special
+                list(texts), split_special_tokens=self.splits_special
             )
         except Exception:  # noqa: BLE001 - whatever a library raises: tokenizers has the last word
             return self.reference.encode(texts)
         places = np.frombuffer(ends, "<u8").astype(np.int64)
         return np.frombuffer(ids, "<u4").astype(token_dtype(self)), places[1:] - places[:-1]
-
-    def encode_with_offsets(self, text: str) -> tuple[TokenIds, npt.NDArray[np.int64]]:
-        """Return what `Tokenizer.encode_with_offsets` says.  Raises: ValueError."""
-        return self.reference.encode_with_offsets(text)
-
-    def token_id(self, text: str) -> int | None:
-        """Return the id of a token by its text, None if there is none."""
-        return self.reference.token_id(text)
 
 
 def load_fastokens(tokenizer_file: TokenizerFile) -> Any:

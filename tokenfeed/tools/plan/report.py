@@ -187,10 +187,9 @@ class Report:
         if plain["smaller_blocks"] is not None:
             lines += _smaller_blocks_lines(plain["smaller_blocks"])
         lines += self._total_lines(plain["sources"])
-        lines += [
-            f"  {name}: {each['gets']:,} GETs, {each['bytes']:,} bytes, {each['dollars']:,.2f} dollars"
-            for name, each in plain["object_store"].items()
-        ]
+        for name, each in plain["object_store"].items():
+            bill = f"{each['gets']:,} GETs, {each['bytes']:,} bytes, {each['dollars']:,.2f} dollars"
+            lines.append(f"  {name}: {bill}")
         lines += ["", *self._end_lines(plain["sources"])]
         return "\n".join(lines)
 

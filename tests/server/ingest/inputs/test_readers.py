@@ -9,7 +9,7 @@ import lzma
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,13 +21,12 @@ import zstandard
 from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
 from tokenfeed.errors import InvalidCorpus, InvalidSource
 from tokenfeed.server.ingest.inputs import READERS, jsonl, parquet
-from tokenfeed.server.ingest.inputs.base import ReaderContext
 from tokenfeed.server.ingest.inputs.discovery import find_sources
 from tokenfeed.server.ingest.tokenize import splitting
 from tokenfeed.server.ingest.tokenize.encoding import encode_unit
 from tokenfeed.server.ingest.tokenize.recipe import Recipe
 from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
-from tokenfeed.server.ingest.units import Column, Rows, Unit
+from tokenfeed.server.ingest.units import Rows, Unit
 
 RECIPE = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
 
@@ -35,12 +34,7 @@ RECIPE = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), No
 def units(path: Path, offset: int = 0) -> list[Unit]:
     """In order, each beginning where the one before ended."""
     ((source,), _) = find_sources([str(path)])
-
-    def split_text(blocks: Iterator[str]) -> Iterator[str]:
-        return splitting.split_text(blocks, lambda texts: [text.encode() for text in texts])
-
-    context = ReaderContext((Column("text"),), split_text, lambda _: False, lambda *_: None)
-    found = list(READERS[source.kind].units(source, 0, offset, context))
+    found = list(READERS[source.kind](source, 0, offset, RECIPE, lambda *_: None))
     assert all(one.end == other.place for one, other in pairwise(found))
     return found
 

@@ -30,12 +30,11 @@ from tests.server.ingest.published_templates import (
     template,
 )
 from tokenfeed.server.ingest.inputs import parquet
-from tokenfeed.server.ingest.inputs.base import ReaderContext
 from tokenfeed.server.ingest.tokenize.chat_template import ChatTemplateFile
 from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit, encode_unit
 from tokenfeed.server.ingest.tokenize.recipe import Recipe
 from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
-from tokenfeed.server.ingest.units import Column, Lines, Rows, SourceOffset, TextSource, Unit
+from tokenfeed.server.ingest.units import Lines, Rows, SourceOffset, TextSource, Unit
 
 GOLDEN = golden()
 GOLDEN_SHAPES = golden_shapes()
@@ -173,9 +172,10 @@ def row_of_parquet(row: dict[str, Any], path: Path) -> Rows:
         other["messages"][0]["content"] = [{"text": "a", "image": "a"}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"tools": None, **row}, other]), path)
     source = TextSource(str(path), "parquet", path.stat().st_size, 0)
-    columns = Column("messages", "json"), Column("tools", "json", is_optional=True)
-    context = ReaderContext(columns, iter, bool, lambda *_: None)
-    (unit,) = parquet.units(source, 0, 0, context)
+    template_file = ChatTemplateFile("", "", ())
+    file = TokenizerFile.read("bytes", parses_special=False)
+    recipe = Recipe(file, ("messages",), None, None, 0.0, template_file, "tools")
+    (unit,) = parquet.units(source, 0, 0, recipe, lambda *_: None)
     assert isinstance(unit.content, Rows)
     return Rows(tuple(column.part(0, 1) for column in unit.content.columns), 0)
 
