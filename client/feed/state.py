@@ -235,6 +235,8 @@ def read_stream(name: str, value: Any) -> Stream:
             ),
             _each(f"{name}.redactions", redactions, _redaction),
         )
+        for number, _ in stream.stages[0].defined:
+            _number(f"{name}.defined.source", number, 0, len(stream.sources))
         _require_pieces(f"{name}.pieces", stream)
         stream = stream.known({})
     except RequestError as error:

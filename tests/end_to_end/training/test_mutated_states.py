@@ -115,7 +115,6 @@ def test_a_mutated_state_is_refused_by_name_or_goes_on_with_the_rows_of_its_samp
     assert taken
 
 
-@pytest.mark.xfail(raises=IndexError, reason="the weights before stages that were left out")
 def test_weights_of_a_source_that_the_state_does_not_have_are_refused_by_name(files: str) -> None:
     """Those that the definition had before the first stage that is kept."""
     record = RECORDED["a mixture of which stages were left out"]
