@@ -419,6 +419,21 @@ def test_every_page_that_code_and_errors_name_exists() -> None:
     assert {(name, path) for name, path in named if not (ROOT / name).exists()} == set()
 
 
+def test_the_lists_of_packages_name_what_is_there() -> None:
+    """A newcomer opens what the docstring of a package lists."""
+    listed = [
+        (path.parent, name)
+        for path in modules().values()
+        if path.name == "__init__.py"
+        for name in re.findall(
+            r"^ *(\w+(?:\.py|/))(?: |$)", ast.get_docstring(ast.parse(path.read_text())) or "", re.M
+        )
+    ]
+
+    assert listed
+    assert [(str(at), name) for at, name in listed if not (at / name).exists()] == []
+
+
 def test_relative_imports_stay_within_their_package() -> None:
     """Across packages the name of the package is written out, as it is installed."""
     for name, path in modules().items():

@@ -14,7 +14,6 @@ through it in this order:
     stream/     what a stream is: specification, positions, identity
     sampling/   the tokens of each sample: orders and the plan
     wire/       rows and requests as bytes
-    status/     what a server's status means to a person
     errors      all exceptions, and who must act
 
 Importing this package imports none of these modules.

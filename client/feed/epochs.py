@@ -12,6 +12,7 @@ from tokenfeed.stream.position import SAMPLE_END, Position
 from tokenfeed.stream.stage import Stage
 
 from ..device.host_transfer import Pair
+from ..device.loaders import require_no_lightning
 from .feed import Feed
 from .feed_stream import FeedStream
 from .options import Tail
@@ -121,6 +122,7 @@ class Epoch(Generic[Array, Rich]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the feed. Loaders that store the state of their dataset call this."""
+        require_no_lightning()  # which has to be its caller
         return self._feed.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:

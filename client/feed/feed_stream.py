@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,6 @@ _LOG = logging.getLogger("tokenfeed.client")
 
 OpenDatasets = Callable[[Request], Datasets]
 """Returns the datasets of the sources of a request; does no I/O."""
-Change: TypeAlias = "tuple[FeedStream, int]"
-"""What a feed reads from now on, and the sample from which on a change is in force."""
 
 
 @dataclass(frozen=True, slots=True)

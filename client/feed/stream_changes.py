@@ -129,7 +129,7 @@ def declared(own: FeedStream) -> FeedStream:
     ahead, found, before = history.end_sample, replace(own, pending=()), 0
     for n, each in enumerate(own.pending):
         asked, length = each.begin.sample(found.stream.sample_at), each.context_length
-        if ahead <= asked < before:  # one is by tokens, which are samples only now
+        if asked < before and before > ahead:  # one is by tokens, which are samples only now
             problem = f"{length} is asked for at sample {asked}, behind one at {before}"
             raise InvalidRequest("context_length", f"{problem}; declare them in this order")
         before = asked

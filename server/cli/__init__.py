@@ -3,7 +3,4 @@
 serve.py             options -> a server that runs, and how it stops
 serve_options.py     the options of `tokenfeed serve`
 dataset_options.py   those of a dataset, for all commands that open one
-redact.py            `tokenfeed redact`: its options
-redacting.py         what it does
-waiting.py           waits until servers have taken up files without their erased tokens
 """

@@ -6,6 +6,7 @@
     output/      the order of documents, and the shards they are written to
     job.py       what has to be known to resume after a kill
     run.py       the run as a whole, with checkpoints; finished.py: its manifest
+    upload.py    shards into an object store
     options.py   the options that say what a document is
     units.py     the values that are passed between these; progress.py shows the progress
 

@@ -121,7 +121,7 @@ def _lock(path: str, out: str, *, wait: bool) -> int | None:
     the lock file with its folder.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except FileNotFoundError:
         return None
     try:

@@ -37,8 +37,8 @@ class HeldGroups:
         self._next_row = 0
 
     def at(self, row: int) -> None:
-        """Hold what the stream reads at a row of the rank and behind it.  Raises: InvalidRequest if
-        storage has not the room for it.
+        """Hold what the stream reads at a row of the rank and behind it.  Raises: InvalidRequest at
+        the first row, if storage has not the room for a group.
         """
         if not self._sources or row < self._next_row or not isinstance(self._position, Position):
             return
@@ -56,12 +56,20 @@ class _SourceGroups:
         self._present: Group | None = None
 
     def hold(self, sample: int) -> int:
-        """Hold the group of an own sample, and the next one; return how many windows it has."""
+        """Hold the group of an own sample, and the next one; return how many windows it has.
+
+        Raises: InvalidRequest at the first call if storage has not the room for a group of whole
+        blocks. Later ones never do, and nor do rests, which may be of many files: the run is in the
+        middle of an epoch, and what has no room comes by requests of its own.
+        """
         present, seed = self._present, self.source.seed
         if present is None or not present.first_sample <= sample < present.end_sample:
+            is_first = present is None
             self._present = present = self._order.group_at(sample, seed)
             following = self._order.group_at(present.end_sample, seed)
             for store in self._stores:
+                if is_first and (largest := self._order.group_at(0, seed)).has_whole_blocks:
+                    store.files.require_room(_extents(store, largest))
                 store.files.hold(self, _extents(store, present), _extents(store, following))
         return present.end_sample - present.first_sample
 

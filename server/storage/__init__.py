@@ -4,6 +4,7 @@
     bytes.py         the bytes of the files of a dataset: the interface of every storage
     door.py          finds and opens files: the other interface
     local/           both for the file systems of this machine
+    objects/         both for object stores, with a cache of them on a local disk
     open_file.py     an opened file, as the formats read it
     layout.py        where its tokens and documents are
     formats/         finds that out: one module per format

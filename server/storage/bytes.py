@@ -228,12 +228,15 @@ class Bytes(Protocol):
         for all.
         """
 
+    def require_room(self, extents: Extents) -> None:
+        """Raise InvalidRequest if `hold` has not the room for extents."""
+
     def hold(self, owner: object, present: Extents, following: Extents) -> None:
         """Fetch extents that a stream reads until it comes to the next group of an order, and then
         those of that group; keep them until it is called again for this owner, or there is none.
+        As far as there is room.
 
         owner: an object that is alive while the stream is.  present, following: of any size.
-        Raises: InvalidRequest if there is not the room for it.
         """
 
     def read_ahead(self, extents: Extents) -> None:

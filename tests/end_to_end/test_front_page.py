@@ -202,6 +202,7 @@ def test_the_quickstart_runs_step_by_step(
 PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
 NOT_RUN = {
     "start": "test_the_quickstart_runs_step_by_step runs all of it",
+    "compatibility": "it has no task; tests/recordings compares it with the code",
     "ingest": "its first task makes the corpus of the other pages, in `workshop`",
     "comparison": "it has no task; its tables name the benchmarks that made them",
     "faults": "it injects faults for a minute; the tests of tests/faults run it",

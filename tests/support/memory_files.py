@@ -165,6 +165,9 @@ class MemoryBytes:
 
     holds_groups = False
 
+    def require_room(self, extents: Extents) -> None:
+        """Raise nothing: nothing is held."""
+
     def hold(self, owner: object, present: Extents, following: Extents) -> None:
         pass
 

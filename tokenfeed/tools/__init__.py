@@ -9,7 +9,8 @@
     plan/                   what a mixture will do
     provenance/             explain, find, manifest: what a run has read
 
-`options` has the options of the commands that query a server, and `__main__` runs these.
+`options` has the options of the commands that query a server, `one_server` the connection that some
+of them keep, and `__main__` runs these.
 """
 
 WAIT_SECONDS = 5.0

@@ -39,9 +39,11 @@ def continued(
     stages = saved.stages
     present = stages[saved.place_of(sample)]
     # A change counts from its first row on; where a feed has resumed, that is decided already.
-    end = sample + 1 if present.origin & RESUMED else sample
-    past = [stage for stage in stages if stage.first_sample < end]
-    ahead, first = stages[len(past) :], stages[0]
+    first = stages[0]
+    # What was before the first stage is folded: that one is no change that may be left out.
+    is_past = present.origin & RESUMED or (first.index and first.first_sample == sample)
+    past = [stage for stage in stages if stage.first_sample < sample + bool(is_past)]
+    end, ahead = sample + bool(is_past), stages[len(past) :]
     defined = first.weights if first.origin != CHANGED else dict(first.defined)
     # What was before the first stage is folded.
     if first.index and defined == _in_force(own, first.first_sample):

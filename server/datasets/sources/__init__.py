@@ -3,6 +3,7 @@
 parsing.py    the words -> DatasetSource
 paths.py      what may be a file of a dataset
 splits.py     whether its files are of one split
+text_cache.py text that is ingested before it is served
 manifest.py   the file that an ingest leaves: which shards, and their hashes
 """
 

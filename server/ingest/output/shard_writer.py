@@ -9,10 +9,11 @@ truncates the file to that length.
 from __future__ import annotations
 
 import errno
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,13 @@ from .shuffle import piece
 _BUFFER_BYTES = 1 << 17
 """A piece of this size is written as it is; smaller ones are collected first."""
 _NO_ENDS = np.empty(0, np.int64)
+
+
+class _RawFile(io.FileIO):
+    """A file without a buffer, written by os.write: at which tests end the process."""
+
+    def write(self, content: Any, /) -> int:
+        return os.write(self.fileno(), content)
 
 
 class SplitWriter:
@@ -139,7 +147,8 @@ class SplitWriter:
             path = self._path(suffix)
             with write_errors(path):
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                file = self._files[suffix] = open(descriptor, "wb", buffering=_BUFFER_BYTES)
+                file = io.BufferedWriter(_RawFile(descriptor, "wb"), _BUFFER_BYTES)
+                self._files[suffix] = file
                 if os.fstat(descriptor).st_size < size_bytes:
                     cure = f"remove its folder {WORK_FOLDER} and start again"
                     raise WriteFailed(path, f"is shorter than its checkpoint records; {cure}")

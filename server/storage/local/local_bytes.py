@@ -108,6 +108,9 @@ class LocalBytes(WatchedShards, ABC):
 
     holds_groups = False
 
+    def require_room(self, extents: Extents) -> None:
+        """Raise nothing: nothing is held."""
+
     def hold(self, owner: object, present: Extents, following: Extents) -> None:
         """Do nothing: the kernel reads ahead what is advised."""
 

@@ -39,7 +39,7 @@ from .buckets import RETRY_SECONDS, Away, Bucket, Changed, Pin, require_own_proc
 from .cached_blocks import CachedBlocks
 from .counts import BLOCK, ROW
 from .fetcher import Fetch, fetcher
-from .object_cache import ObjectCache
+from .object_cache import BLOCK_WAIT_SECONDS, ObjectCache
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -145,11 +145,13 @@ class ObjectBytes:
         """Whether there is a cache without room for all blocks."""
         return self._cache is not None and not self._cache.fits
 
-    def hold(self, owner: object, present: Extents, following: Extents) -> None:
-        """Fetch the blocks of extents ahead, and keep them while a stream is there.
+    def require_room(self, extents: Extents) -> None:
+        """Raise InvalidRequest if the cache has not the room for the blocks of extents."""
+        if self._cache is not None and self.cached is not None:
+            self._cache.require_room(self.cached.blocks_in(extents))
 
-        Raises: InvalidRequest.
-        """
+    def hold(self, owner: object, present: Extents, following: Extents) -> None:
+        """Fetch the blocks of extents ahead, and keep them while a stream is there."""
         if self._cache is not None and self.cached is not None:
             blocks = self.cached.blocks_in(present), self.cached.blocks_in(following)
             self._cache.hold(owner, self, *blocks)
@@ -214,15 +216,16 @@ class ObjectBytes:
         missing = np.arange(ends.size) if copied is None else np.flatnonzero(~copied)
         # Of blocks that are waited for, many would take much memory.
         at_once = _ROWS_OF_BLOCKS if self._takes_blocks else max(1, missing.size)
+        until = time.monotonic() + BLOCK_WAIT_SECONDS  # of all rows together
         for first in range(0, missing.size, at_once):
             part = missing[first : first + at_once]
-            self._gather_part(extents.of(part), ends[part], target, patient)
+            self._gather_part(extents.of(part), ends[part], target, patient, until)
 
     def _gather_part(
-        self, extents: Extents, ends: Numbers, target: ByteArray, patient: bool
+        self, extents: Extents, ends: Numbers, target: ByteArray, patient: bool, until: float
     ) -> None:
         places = self._places(extents)
-        fetches = self._taken(places, self._blocks_of(extents), patient)
+        fetches = self._taken(places, self._blocks_of(extents), patient, until)
         try:
             everything = target.data
             first_bytes = self._first_bytes.tolist()
@@ -422,11 +425,13 @@ class ObjectBytes:
             return [-1] * extents.file.size
         return self.cached.blocks_of(extents).tolist()  # type: ignore[no-any-return]
 
-    def _taken(self, places: Sequence[_Place], blocks: Sequence[int], patient: bool) -> list[Fetch]:
+    def _taken(
+        self, places: Sequence[_Place], blocks: Sequence[int], patient: bool, until: float = 0.0
+    ) -> list[Fetch]:
         """Return what fetches each extent, of what is held, of blocks that are on their way, or
         made now; each is in use once more, until it is let go.
 
-        blocks: as of `_blocks_of`.
+        blocks: as of `_blocks_of`.  until: how long to wait until a block can be asked for.
         Raises: Unreadable if it is not patient, and one is not here.
         """
         with self._lock:
@@ -436,7 +441,9 @@ class ObjectBytes:
             held = [self._taken_from_held(place) for place in places]
         # Not with the lock: it may wait until the block can be asked for.
         found = [
-            self._in_block(place, block, patient) if fetch is None and block >= 0 else fetch
+            self._in_block(place, block, until if patient else None)
+            if fetch is None and block >= 0
+            else fetch
             for place, block, fetch in zip(places, blocks, held, strict=True)
         ]
         missing = [place for place, fetch in zip(places, found, strict=True) if fetch is None]
@@ -454,14 +461,14 @@ class ObjectBytes:
             fetcher().hurry(late)
         return taken
 
-    def _in_block(self, place: _Place, block: int, patient: bool) -> Fetch | None:
+    def _in_block(self, place: _Place, block: int, until: float | None) -> Fetch | None:
         """Return what has an extent of a block, or will have; None if it is to be fetched by
         itself.
         """
         assert self._cache is not None
         assert self.cached is not None
         file, first, size = place
-        if fetch := self._cache.fetch_of(self, block, size, patient):
+        if fetch := self._cache.fetch_of(self, block, size, until):
             return fetch
         if self.cached.slots[block] < 0:
             return None
@@ -555,7 +562,7 @@ class ObjectBytes:
         held = self._held.get(place)
         fetch = held[0] if held else None
         if fetch is None and block >= 0 and self._cache is not None:
-            fetch = self._cache.fetch_of(self, block, place[2], patient=False)
+            fetch = self._cache.fetch_of(self, block, place[2], None)
         return fetch is not None and fetch.content is not None
 
     def _taken_from_held(self, place: _Place) -> Fetch | None:

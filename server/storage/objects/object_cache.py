@@ -48,7 +48,7 @@ _FETCH_DUE_SECONDS = 3600.0
 EARLY_SHARE, EARLY_SHARE_OF_GROUPS = 1 / 16, 1 / 64
 """Bytes of rows that are fetched before their block, by those of blocks: of a corpus that fits, and
 of groups. The first rows of a server may have a quarter of what that is of the whole cache."""
-_BLOCK_WAIT_SECONDS = 5.0
+BLOCK_WAIT_SECONDS = 5.0
 """How long a row waits until its block can be asked for, before it is fetched by itself."""
 _ARRIVAL_SECONDS = 0.02
 _COMMIT_SECONDS = 1.0
@@ -180,27 +180,34 @@ class ObjectCache:
         """Whether blocks may be fetched now, so that rows need few GETs of their own."""
         return self._fills is not False and (self.fits or bool(self._holds))
 
+    def require_room(self, numbers: Numbers) -> None:
+        """Raise InvalidRequest if there is not the room for the blocks of a group.  numbers:
+        int64[n].
+        """
+        count = np.unique(numbers).size
+        if count > self._slot_count and not self.fits:
+            problem = f"reads {count} blocks of 1 MiB at a time, and the object cache of the"
+            room = f"server has {self._slot_count}, so that they would be fetched again and again"
+            options = f"--object-cache-bytes {size_of(2 * count)} or --object-cache none"
+            cure = f"pass a smaller group_tokens, restart the server with {options}, or use"
+            last = "order shuffled, with a GET for each row"
+            raise InvalidRequest("order", f"{problem} {room}; {cure} {last}")
+
     def hold(
         self, owner: object, files: CachedDataset, present: Numbers, following: Numbers
     ) -> None:
         """Fetch the blocks of a group that a stream is in, and of the next one, and keep them while
         it is there.
 
+        As far as there is room.
+
         owner: of the stream; its earlier call is void.  present, following: int64[n] each, numbers
         of blocks.
-        Raises: InvalidRequest if the cache has no room for the group.
         """
         blocks = files.cached
         if self.fits or blocks is None or self._slab is None:
             return
         present, following = np.unique(present), np.unique(following)
-        if present.size > self._slot_count:
-            problem = f"reads {present.size} blocks of 1 MiB at a time, and the object cache of the"
-            room = f"server has {self._slot_count}, so that they would be fetched again and again"
-            options = f"--object-cache-bytes {size_of(2 * present.size)} or --object-cache none"
-            cure = f"pass a smaller group_tokens, restart the server with {options}, or use"
-            last = "order shuffled, with a GET for each row"
-            raise InvalidRequest("order", f"{problem} {room}; {cure} {last}")
         with self._changed:
             for each in self._holds.values():
                 if each.blocks is blocks:
@@ -232,21 +239,21 @@ class ObjectCache:
         return found
 
     def fetch_of(
-        self, files: CachedDataset, number: int, size_bytes: int, patient: bool
+        self, files: CachedDataset, number: int, size_bytes: int, until: float | None
     ) -> Fetch | None:
         """Return what fetches the block that a row is in and waits for; None if the row is to be
         fetched by itself, or if its block is cached by now.
 
-        number, size_bytes: of the block, and of the row.  patient: whether to ask for the block if
-        it is not on its way.
+        number, size_bytes: of the block, and of the row.  until: how long to wait until the block
+        can be asked for, if it is not on its way, by time.monotonic; None if it is not to be.
         """
         blocks = files.cached
         assert blocks is not None
-        block, ends = _Block(files, blocks, number), time.monotonic() + _BLOCK_WAIT_SECONDS
+        block = _Block(files, blocks, number)
         with self._changed:
             while True:
                 fetch = self._coming.get(block)
-                if fetch is not None or not patient:
+                if fetch is not None or until is None:
                     return fetch
                 if self._fills is False or block.is_cached or not self._wants(block):
                     return None
@@ -255,7 +262,7 @@ class ObjectCache:
                 if self._fills and len(self._coming) < _COMING_MAX:
                     return self._begun([block], 0.0, threading.get_ident())[0]
                 self._woken.set()
-                if not self._changed.wait(max(0.0, ends - time.monotonic())):
+                if not self._changed.wait(max(0.0, until - time.monotonic())):
                     return None
 
     @property

@@ -212,6 +212,25 @@ def test_of_a_folded_state_the_definition_is_compared_all_the_same(
     assert {row.fingerprint for row in deliver(found, 10)[8:]} == {CORPORA["news"].fingerprint}
 
 
+def test_a_folded_state_may_begin_with_the_stage_that_is_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is kept of what was read then, and yet a definition is compared."""
+    monkeypatch.setattr("tokenfeed.client.feed.state.STAGES_MAX", 2)
+    feed = feed_with({"web": 7, "code": 3})
+    deliver(feed, 20)
+    feed = changed(feed, {"math": 1}, 20)
+    feed = changed(feed, {"math": 1, "web": 1}, 50)
+    state = state_of(feed)
+    assert [stage[0] for stage in state["stream"][4]] == [20, 50]
+
+    assert load(feed_with({"web": 7, "code": 3}), state).stream.known() == feed.known()
+    with pytest.raises(StreamMismatch, match=r"with the weights web 7, code 3, but .* has news 3"):
+        load(feed_with({"news": 3}), state)
+    found = load(feed_with({"news": 3}), state, allow=("mixture",)).stream
+    assert {row.fingerprint for row in deliver(found, 30)[8:]} >= {CORPORA["news"].fingerprint}
+
+
 def test_changes_that_are_dropped_are_named() -> None:
     """By a definition that is appended, or leaves them no block."""
     feed = feed_with({"web": 7, "code": 3})

@@ -388,7 +388,7 @@ def test_a_user_s_type_checker_finds_the_short_names_too(installed: Path, tmp_pa
     config.write_text(f"[mypy]\nstrict = True\nfollow_imports_for_stubs = True\n{skipped}")
     command = ("-m", "mypy", "--config-file", config, "train.py")
 
-    printed = finished(installed, tmp_path, sys.executable, *command, seconds=100).stdout
+    printed = finished(installed, tmp_path, sys.executable, *command, seconds=250).stdout
 
     assert 'Revealed type is "tokenfeed.client.batches.remote.RemoteBatches"' in printed
     assert 'has no attribute "RemoteBatchs"' in printed

@@ -45,6 +45,11 @@ class Group(NamedTuple):
     first_token: Numbers
     token_count: Numbers
 
+    @property
+    def has_whole_blocks(self) -> bool:
+        """Whether it is of whole blocks, and not a chunk of rests."""
+        return bool((self.token_count == Blocks.BLOCK_TOKENS).all())
+
 
 class Blocks:
     """The order, for any corpus: it has no place before `BlocksOfFiles` knows the files."""

@@ -7,6 +7,7 @@ long while rows arrive has waited in a queue of the line. What else limits a rat
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from statistics import median
 
 from tokenfeed.client.feed.options import PREFETCH_BYTES
 from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.runtime.threads import start_thread
 from tokenfeed.client.source.plane_selection import PlaneSelection
 from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport.credentials import Credentials
@@ -101,6 +103,13 @@ def read_rows(
     counters = Counters()
     rows = source.open_rows(request, prefetch_bytes=PREFETCH_BYTES, counters=counters)
     connects: list[float] = []
+    ended = threading.Event()
+
+    def connect() -> None:  # in a thread: a far server would hold up the rows
+        while not ended.wait(_PAUSE_SECONDS):
+            with suppress(OSError):
+                connects.append(connect_seconds(connection.place, timeout_seconds))
+
     seen, processor_began = [(time.monotonic(), 0, 0)], time.process_time()
     try:
         rows.start()
@@ -111,10 +120,10 @@ def read_rows(
             since = seen[-1][0] - seen[1][0]
             if since >= seconds:
                 break
-            if since >= len(connects) * _PAUSE_SECONDS:
-                with suppress(OSError):
-                    connects.append(connect_seconds(connection.place, timeout_seconds))
+            if len(seen) == 2:  # behind the first batch
+                start_thread(connect, "tokenfeed-doctor-connect")
     finally:
+        ended.set()
         rows.close()
         source.close()
     (begin, *before), (end, *after) = seen[-2:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +58,8 @@ _CALL_SECONDS = 60.0
 _PAUSE_SECONDS_FIRST, _PAUSE_SECONDS_MAX = 0.1, 2.0
 
 Ranges = npt.NDArray[np.int64]
+_Key = tuple[tuple[Source, ...], int]
+"""The sources of a stream, without their corpora, and its context length."""
 
 
 class Target:
@@ -83,14 +86,15 @@ class Target:
                 explain=lambda error: _explained(error, target),
             )
         self._names: dict[bytes, list[str]] | None = None
-        self._opened: dict[tuple[tuple[Source, ...], int], Servers | Files] = {}
+        self._described: dict[_Key, Descriptions] = {}
+        self._files: dict[_Key, Files] = {}
 
     def close(self) -> None:
         """Close connections and files."""
         if self._server is not None:
             self._server.close()
-        for dataset in self._opened.values():
-            dataset.close()
+        for files in self._files.values():
+            files.close()
 
     # --- its datasets ---
 
@@ -99,7 +103,11 @@ class Target:
 
         Raises: TokenfeedError.
         """
-        return self._open(stream).await_described()
+        key = _key(stream)
+        if key not in self._described:
+            with closing(self._opened_to_look(stream)) as dataset:
+                self._described[key] = dataset.await_described()
+        return self._described[key]
 
     def known(self, stream: Stream) -> Stream:
         """Return a stream with the corpora of the target.  Raises: TokenfeedError."""
@@ -175,13 +183,9 @@ class Target:
             raise no_rows(dataset, order, stream.context_length)
         return rows
 
-    def _open(self, stream: Stream) -> Servers | Files:
-        sources = tuple(replace(source, corpus=None) for source in stream.sources)
-        key = sources, stream.context_length
-        if key not in self._opened:
-            request = Request(replace(stream, redactions=()), Position(0, 1))
-            self._opened[key] = open_to_look(self.target, request, QUESTION_SECONDS)
-        return self._opened[key]
+    def _opened_to_look(self, stream: Stream) -> Servers | Files:
+        request = Request(replace(stream, redactions=()), Position(0, 1))
+        return open_to_look(self.target, request, QUESTION_SECONDS)
 
     def _served(self) -> Descriptions:
         """Return the descriptions of all datasets; none if the target is files of several ones."""
@@ -298,9 +302,16 @@ class Target:
             return self._server.ask(
                 lambda channel: channel.ask(request, _ANSWERS[method], _CALL_SECONDS)
             ).wait()
-        files = self._open(stream)
-        assert isinstance(files, Files)
+        files = self._files.get(_key(stream))
+        if files is None:
+            opened = self._opened_to_look(stream)
+            assert isinstance(opened, Files)
+            files = self._files[_key(stream)] = opened
         return getattr(files.await_provenance(), method)(request)
+
+
+def _key(stream: Stream) -> _Key:
+    return tuple(replace(source, corpus=None) for source in stream.sources), stream.context_length
 
 
 def request_of(segment: Segment) -> Request:

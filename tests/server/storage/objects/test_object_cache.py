@@ -281,11 +281,15 @@ def test_groups_of_streams_are_fetched_ahead_and_let_go_of(
 def test_a_group_without_room_is_refused_with_its_ways_out(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its blocks would make room for each other, and be fetched for each row again."""
+    """Its blocks would make room for each other, and be fetched for each row again. Not so in the
+    middle of an epoch, where a run could not go on: what has no room comes row by row.
+    """
     tokens, cache = small(tmp_path, monkeypatch, 4)
     problem = r"order: reads 5 blocks .* has 4, .*group_tokens.*--object-cache-bytes \d+ .*shuffled"
     with pytest.raises(InvalidRequest, match=problem):
-        hold(cache, tokens, Stream(), [0, 1, 2, 3, 4], [])
+        cache.require_room(np.arange(5))
+    hold(cache, tokens, Stream(), [0, 1, 2, 3, 4], [5])
+    require_rows(tokens, 2)
     cache.close()
     tokens.close()
 
