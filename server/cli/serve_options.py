@@ -7,10 +7,10 @@ from functools import partial
 
 from tokenfeed import __version__
 from tokenfeed.commands import program
+from tokenfeed.commands.prices import OBJECT_PRICES, PRICES_HELP, Prices, prices
 from tokenfeed.stream.position import BATCH_BYTES_MAX
 
 from ..datasets.options import OPTIONS
-from ..storage.objects.counts import PRICES_HELP, Prices, prices
 from ..storage.option_names import (
     CACHE_DIR,
     DTYPE,
@@ -19,7 +19,6 @@ from ..storage.option_names import (
     MIXED_SPLITS,
     OBJECT_CACHE,
     OBJECT_CACHE_BYTES,
-    OBJECT_PRICES,
     READ,
     REDACTIONS,
     ROW_TOKENS,

@@ -22,5 +22,4 @@ REDACTIONS = Option("redactions")
 CACHE_DIR = Option("cache-dir")
 
 OBJECT_CACHE, OBJECT_CACHE_BYTES = "--object-cache", "--object-cache-bytes"
-OBJECT_PRICES = "--object-prices"
 NO_CACHE = "none"

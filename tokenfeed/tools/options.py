@@ -9,10 +9,9 @@ from typing import TypeAlias
 
 from tokenfeed.client.feed.mixture.recipe import GROUP_TOKENS
 from tokenfeed.commands import COMMANDS, program
+from tokenfeed.commands.prices import OBJECT_PRICES, PRICES_HELP, Prices, prices
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.orders import padded_v1
-from tokenfeed.server.storage.objects.counts import PRICES_HELP, Prices, prices
-from tokenfeed.server.storage.option_names import OBJECT_PRICES
 
 from .bench import run_bench
 from .describe import run_describe

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tokenfeed.commands.prices import OBJECT_PRICES, Prices
 from tokenfeed.errors import InvalidCorpus, InvalidRequest
 
 from ...runtime.cache_folder import cache_folder
 from ..bytes import Bytes
 from ..local.choice import file_systems, is_read_by_pread
-from ..option_names import NO_CACHE, OBJECT_CACHE, OBJECT_CACHE_BYTES, OBJECT_PRICES
-from .counts import Prices
+from ..option_names import NO_CACHE, OBJECT_CACHE, OBJECT_CACHE_BYTES
 from .object_bytes import ObjectBytes
 from .object_cache import SCRUB_SECONDS, ObjectCache, damaged_of
 from .slab import (

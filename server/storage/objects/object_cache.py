@@ -581,9 +581,9 @@ class ObjectCache:
         self._scrubbed = int(slots[-1] + 1) % slab.slot_count
         damaged = damaged_of(slab, slots)
         if damaged.size:
+            self._forget(slab, damaged)
             self._damaged += damaged.size
             _LOG.error("object cache has damaged blocks=%d: fetched again", damaged.size)
-            self._forget(slab, damaged)
 
     def _report(self, slab: Slab) -> None:
         """Log each tenth of the datasets that is cached."""

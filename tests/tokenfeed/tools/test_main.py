@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,3 +206,21 @@ def test_a_live_line_is_for_terminals_alone(scripted: ScriptedServer) -> None:
         with RemoteBatches(scripted.address, 4, 10, order="random") as feed:
             measure(feed, 0.7, progress)
         assert ("million tokens/s" in progress.getvalue()) is shown
+
+
+def test_the_commands_of_a_trainer_need_no_server() -> None:
+    """Its image has none."""
+    code = (
+        "import runpy, sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if f'{name}.'.startswith('tokenfeed.server.'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        "sys.argv = ['client', '--help']\n"
+        "runpy.run_module('tokenfeed.tools', run_name='__main__')\n"
+    )
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert "explain" in found.stdout, found.stderr

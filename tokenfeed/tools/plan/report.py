@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from tokenfeed.client.feed.stats import SourceStats
-from tokenfeed.server.storage.objects.counts import Prices
+from tokenfeed.commands.prices import Prices
 from tokenfeed.stream.schedule import Exhausted
 
 from .forecast import DELAY_STEPS_MAX, Forecast, StageForecast, smaller_blocks
