@@ -7,7 +7,7 @@ from functools import partial
 
 from tokenfeed import __version__
 from tokenfeed.commands import program
-from tokenfeed.commands.prices import OBJECT_PRICES, PRICES_HELP, Prices, prices
+from tokenfeed.commands.prices import add_prices
 from tokenfeed.stream.position import BATCH_BYTES_MAX
 
 from ..datasets.options import OPTIONS
@@ -107,13 +107,7 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         help="maximum size of what is kept there (default: the corpora, and at most half of what "
         "is free)",
     )
-    add(
-        OBJECT_PRICES,
-        type=prices,
-        default=Prices(),
-        metavar="GETS,GB",
-        help=PRICES_HELP,
-    )
+    add_prices(add)
 
 
 def _add_text(group: argparse._ArgumentGroup) -> None:

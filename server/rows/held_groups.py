@@ -63,13 +63,13 @@ class _SourceGroups:
         middle of an epoch, and what has no room comes by requests of its own.
         """
         present, seed = self._present, self.source.seed
+        if present is None and (whole := self._order.group_at(0, seed)).has_whole_blocks:
+            for store in self._stores:
+                store.files.require_room(_extents(store, whole))
         if present is None or not present.first_sample <= sample < present.end_sample:
-            is_first = present is None
             self._present = present = self._order.group_at(sample, seed)
             following = self._order.group_at(present.end_sample, seed)
             for store in self._stores:
-                if is_first and (largest := self._order.group_at(0, seed)).has_whole_blocks:
-                    store.files.require_room(_extents(store, largest))
                 store.files.hold(self, _extents(store, present), _extents(store, following))
         return present.end_sample - present.first_sample
 

@@ -233,8 +233,8 @@ class Bytes(Protocol):
 
     def hold(self, owner: object, present: Extents, following: Extents) -> None:
         """Fetch extents that a stream reads until it comes to the next group of an order, and then
-        those of that group; keep them until it is called again for this owner, or there is none.
-        As far as there is room.
+        those of that group, as far as there is room; keep them until it is called again for this
+        owner, or there is none.
 
         owner: an object that is alive while the stream is.  present, following: of any size.
         """

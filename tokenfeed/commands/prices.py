@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 OBJECT_PRICES = "--object-prices"
@@ -34,7 +35,13 @@ def prices(text: str) -> Prices:
     return found
 
 
-PRICES_HELP = (
-    "what the store takes, for the costs that are told: dollars of a million GETs, and of 10^9 "
-    "bytes (default: 0.40,0, as of S3 in its own region)"
-)
+def add_prices(add: Callable[..., object]) -> None:
+    """Add the option to a command.  add: as `add_argument` of its parser."""
+    add(
+        OBJECT_PRICES,
+        type=prices,
+        default=Prices(),
+        metavar="GETS,GB",
+        help="what the store takes, for the costs that are told: dollars of a million GETs, and of "
+        "10^9 bytes (default: 0.40,0, as of S3 in its own region)",
+    )

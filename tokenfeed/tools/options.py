@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from tokenfeed.client.feed.mixture.recipe import GROUP_TOKENS
 from tokenfeed.commands import COMMANDS, program
-from tokenfeed.commands.prices import OBJECT_PRICES, PRICES_HELP, Prices, prices
+from tokenfeed.commands.prices import add_prices
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.orders import padded_v1
 
@@ -159,7 +159,7 @@ def _add_plan(commands: _Commands) -> None:
         help="rows of a step of all ranks: delays of stages are then shown in steps too, and "
         "smaller blocks are offered for more than 50 steps",
     )
-    add(OBJECT_PRICES, type=prices, default=Prices(), metavar="GETS,GB", help=PRICES_HELP)
+    add_prices(add)
     _add_plan_files(add)
 
 

@@ -49,7 +49,7 @@ def units(
 def _chunks(source: TextSource, offset: int, recipe: Recipe) -> Iterator[str]:
     encode_each = load_tokenizer(recipe.tokenizer_file).encode_each
     try:
-        yield from split_text(_blocks(source, offset, hashlib.sha256()), encode_each)
+        yield from split_text(_blocks(source, offset), encode_each)
     except CannotSplit as error:
         cure = "split it into documents, as jsonl or parquet"
         raise InvalidSource(source.path, f"{error} from byte {offset:,} on; {cure}") from error
@@ -59,8 +59,8 @@ def _chunks(source: TextSource, offset: int, recipe: Recipe) -> Iterator[str]:
         ) from error
 
 
-def _blocks(source: TextSource, offset: int, digest: hashlib._Hash) -> Iterator[str]:
-    """Yield the text from an offset on; its bytes are added to a digest.
+def _blocks(source: TextSource, offset: int, digest: hashlib._Hash | None = None) -> Iterator[str]:
+    """Yield the text from an offset on.  digest: gets its bytes, if there is one.
 
     Raises: OSError; UnicodeDecodeError, whose start is the place in the file, if it is not UTF-8.
     """
@@ -70,7 +70,8 @@ def _blocks(source: TextSource, offset: int, digest: hashlib._Hash) -> Iterator[
         file.seek(offset)
         while block:
             block = file.read(_BLOCK_BYTES)
-            digest.update(block)
+            if digest is not None:
+                digest.update(block)
             waiting = len(decoder.getstate()[0])
             try:
                 yield decoder.decode(block, final=not block)

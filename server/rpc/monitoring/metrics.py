@@ -223,14 +223,21 @@ def _streams(counts: dict[Labels, FrameCounts]) -> Iterator[Metric]:
     ):
         values = {labels: getattr(each, field) for labels, each in counts.items()}
         yield _counter(f"tokenfeed_{name}", what, _BY_ORDER, values)
-    for name, what in (
-        ("make", "Time to make a frame: until its turn, to read it and to encode it."),
-        ("send", "Time that a frame waited until its client took it."),
-        ("first", "Time from the first request of a stream to its first frame."),
+    for name, what, field in (
+        (
+            "frame_make",
+            "Time to make a frame: until its turn, to read it and to encode it.",
+            "make_seconds",
+        ),
+        ("frame_send", "Time that a frame waited until its client took it.", "send_seconds"),
+        (
+            "first_frame",
+            "Time from the first request of a stream to its first frame.",
+            "first_seconds",
+        ),
     ):
-        histograms = {k: getattr(each, f"{name}_seconds") for k, each in counts.items()}
-        of = "first_frame" if name == "first" else f"frame_{name}"
-        yield _histogram(f"tokenfeed_{of}_seconds", what, histograms)
+        histograms = {labels: getattr(each, field) for labels, each in counts.items()}
+        yield _histogram(f"tokenfeed_{name}_seconds", what, histograms)
 
 
 Values = Mapping[Any, float]

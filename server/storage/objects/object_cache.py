@@ -196,10 +196,8 @@ class ObjectCache:
     def hold(
         self, owner: object, files: CachedDataset, present: Numbers, following: Numbers
     ) -> None:
-        """Fetch the blocks of a group that a stream is in, and of the next one, and keep them while
-        it is there.
-
-        As far as there is room.
+        """Fetch the blocks of a group that a stream is in, and of the next one, as far as there is
+        room, and keep them while it is there.
 
         owner: of the stream; its earlier call is void.  present, following: int64[n] each, numbers
         of blocks.

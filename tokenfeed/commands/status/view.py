@@ -202,7 +202,7 @@ def _figures(status: pb.GetStatusResponse) -> list[Figure]:
         filled = cache.cached_blocks / max(1, cache.blocks)
         hits = cache.hits / max(1, cache.hits + cache.misses)
         size = Cell(words.size(cache.cached_blocks << 20), share=filled)
-        of = f"of {words.size(cache.blocks << 20)}, for {words.share(hits)} of the reads"
+        of = f"of {words.size(cache.blocks << 20)}, for {words.share(hits)} of the rows"
         figures.append(Figure("In the object cache", "cached", size, of))
     return figures
 
