@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from tokenfeed.errors import InvalidSource
 
-from ..tokenize.documents import require_no_labels, table_of_tokens
+from ..tokenize.documents import no_column, require_no_labels
 from ..tokenize.recipe import Recipe
 from ..units import (
     Column,
@@ -282,8 +282,7 @@ def _column_problem(
         if name not in schema.names:
             if column.may_be_absent:
                 continue
-            known = ", ".join(schema.names[:8])
-            return Problem(f"no column {name!r}{table_of_tokens(schema.names)}", f"it has {known}")
+            return Problem(*no_column(name, schema.names))
         kind = schema.field(name).type
         if isinstance(kind, pyarrow.BaseExtensionType):
             kind = kind.storage_type

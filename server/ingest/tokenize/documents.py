@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,10 +220,27 @@ def _of_line(line: bytes, columns: Sequence[Column]) -> list[Any]:
     return [_of_entry(entry, column, has_escapes=has_escapes) for column in columns]
 
 
-def table_of_tokens(names: Collection[str]) -> str:
-    """Return what to pass for a table of tokens, behind an error; "" if these columns are none."""
-    found = next((name for name in names if name.endswith("input_ids")), None)
-    return "" if found is None else f"; for tokens pass --tokens-column {found}"
+def no_column(name: str, names: Collection[str]) -> tuple[str, str]:
+    """Return what is wrong where a column is missing, with what to pass, and which there are.
+
+    name: of the column.  names: all columns that there are; eight are named.
+    """
+    # Whoever has passed another name knows the options.
+    cure = _cure(names) if name == "text" else ""
+    known = ", ".join(each[:40] for each in islice(names, 8))
+    return f"no column {name!r}{cure}", f"it has {known or 'none'}"
+
+
+def _cure(names: Collection[str]) -> str:
+    """Return what to pass for columns as these, behind an error; "" for unknown ones."""
+    if tokens := next((each for each in names if each.endswith("input_ids")), None):
+        return f"; for tokens pass --tokens-column {tokens}"
+    if "messages" in names:
+        return "; for chats pass --messages-column messages"
+    response = next((each for each in ("response", "completion") if each in names), None)
+    if "prompt" in names and response:
+        return f"; for pairs pass --prompt-column prompt --response-column {response}"
+    return ""
 
 
 def require_no_labels(column: Column, names: Collection[str]) -> None:
@@ -242,7 +260,7 @@ def _of_entry(entry: dict[str, Any], column: Column, *, has_escapes: bool) -> An
     if isinstance(value, str) and column.kind == "text":
         return value
     if name not in entry and not column.is_optional:
-        raise InvalidDocument(f"no column {name!r}{table_of_tokens(entry)}")
+        raise InvalidDocument(*no_column(name, entry))
     if value is None:
         return _null(column)
     if column.kind in ("json", "numbers"):

@@ -263,7 +263,8 @@ def test_input_that_cannot_be_ingested_is_counted_by_file_and_fatal_with_strict(
     first = 50 * len('{"text": "page 10"}\n') - 10
     assert lines == [
         f"not ingested: {one}: null, 2 time(s), first: byte {first:,}",
-        f"not ingested: {one}: no column 'text', 1 time(s), first: byte {first + 15:,}",
+        f"not ingested: {one}: no column 'text', 1 time(s), first: byte {first + 15:,}, "
+        "it has body",
         f"not ingested: {one}: truncated line or invalid JSON, 1 time(s), first: byte "
         f"{first + 44:,}",
         f"not ingested: {two}: no column 'text', 1 time(s), first: it has body",

@@ -206,7 +206,6 @@ def test_a_tokenizer_that_leaves_out_merges_by_chance_is_made_not_to(
         (b'{"text": "\xff"}', "invalid UTF-8"),
         (b'{"text": null}', "null"),
         (b'{"text": 5}', "column 'text' is not text"),
-        (b'{"other": "x"}', "no column 'text'"),
         (b'["text"]', "not a JSON object"),
         (b"[" * 100_000, "truncated line or invalid JSON"),
         (b'{"text": "\\ud800"}', "half of a surrogate pair"),
@@ -221,6 +220,28 @@ def test_a_line_that_is_not_a_document_is_counted_and_left_out(line: bytes, what
 
     assert part.tokens.tolist() == [97, 98]
     assert [(problem.what, problem.where) for problem in part.problems] == [(what, "byte 1,014")]
+
+
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        (b'{"body": "x", "url": "y"}', ""),
+        (
+            b'{"prompt": "x", "completion": "y"}',
+            "; for pairs pass --prompt-column prompt --response-column completion",
+        ),
+        (b'{"messages": []}', "; for chats pass --messages-column messages"),
+        (b'{"input_ids": [1]}', "; for tokens pass --tokens-column input_ids"),
+    ],
+)
+def test_a_line_without_the_column_says_which_it_has_and_which_option_reads_them(
+    line: bytes, cure: str
+) -> None:
+    """Pairs and chats are often tried without their options first."""
+    (problem,) = encoded(Lines(line, 0), recipe()).problems
+
+    assert problem.what == f"no column 'text'{cure}"
+    assert problem.where == f"byte 0, it has {', '.join(json.loads(line))}"
 
 
 def test_a_mark_of_the_encoding_before_the_first_line_does_not_matter() -> None:
