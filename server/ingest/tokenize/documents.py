@@ -225,7 +225,7 @@ def no_column(name: str, names: Collection[str]) -> tuple[str, str]:
 
     name: of the column.  names: all columns that there are; eight are named.
     """
-    # Whoever has passed another name knows the options.
+    # Another name was passed on purpose.
     cure = _cure(names) if name == "text" else ""
     known = ", ".join(each[:40] for each in islice(names, 8))
     return f"no column {name!r}{cure}", f"it has {known or 'none'}"
