@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
@@ -188,14 +190,16 @@ def trained(
     tokenizer: PreTrainedTokenizerFast,
     name: str = "chats",
     resume: str | None = None,
+    low_rank: LoraConfig | None = None,
     **options: Any,
 ) -> tuple[list[list[int]], list[float], FeedSFTTrainer]:
     model = model_of()
     seen = Seen(model)
     with feed_of(address, name) as feed:
         trainer = FeedSFTTrainer(
-            model, config(folder, **options), train_dataset=feed, processing_class=tokenizer
-        )
+            model, config(folder, **options), train_dataset=feed, processing_class=tokenizer,
+            peft_config=low_rank,
+        )  # fmt: skip
         if resume is None:
             assert feed.position.samples == 0, "the constructor takes no row"
         trainer.train(resume_from_checkpoint=resume)
@@ -235,6 +239,27 @@ def test_a_resumed_run_goes_on_with_the_next_row(
 
     assert found == rows[8:]
     assert resumed == losses
+
+
+def test_an_adapter_of_low_rank_has_the_rows_of_the_model_and_goes_on_from_its_checkpoint(
+    address: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """By peft; the checkpoint has the adapter alone, and the position of the feed."""
+    low_rank = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    options = {"save_strategy": "steps", "save_steps": 2, "low_rank": low_rank}
+    whole, _, _ = trained(address, tmp_path / "whole", tokenizer, max_steps=4)
+    rows, losses, trainer = trained(address, tmp_path, tokenizer, max_steps=4, **options)
+    checkpoint = str(tmp_path / "checkpoint-2")
+    found, resumed, _ = trained(
+        address, tmp_path / "resumed", tokenizer, resume=checkpoint, max_steps=4, **options
+    )
+
+    assert rows == whole
+    assert found == rows[4:]
+    assert resumed == losses
+    weights = load_file(tmp_path / "checkpoint-4" / "adapter_model.safetensors")
+    assert all("lora" in name for name in weights)
+    assert trainer.feed_state()["sample"] == 8
 
 
 def test_an_evaluation_of_padded_rows_is_the_mean_over_their_targets(
