@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, Serve, WriteTokens
+from tests.faults.credentials import TOKEN, write_papers, write_token_file
 from tests.server.ingest.running import ingested
 from tokenfeed.server.datasets.redactions.list_file import read_list
 from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
@@ -282,9 +283,17 @@ def test_a_server_goes_on_while_its_tokens_are_erased(
     corpus: list[str],
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """It was started before there was a list. The command says when it has the new files."""
-    server = serve("--data", f"train={corpus[0]}", corpus[1])
+    """It was started before there was a list. The command says when it has the new files; it asks
+    with TLS and the token of the environment, as clients do.
+    """
+    papers, tokens = write_papers(tmp_path), write_token_file(tmp_path / "tokens.txt")
+    options = ["--tls-cert", papers.cert, "--tls-key", papers.key, "--token-file", tokens]
+    server = serve("--data", f"train={corpus[0]}", corpus[1], *options)
+    monkeypatch.setenv("TOKENFEED_TLS_CA", papers.ca)
+    monkeypatch.setenv("TOKENFEED_TOKEN", TOKEN)
     words = [*corpus, "--range=0:100:900", "--range=1:0:400", "--erase", *DELIMITER]
     with caplog.at_level("INFO"):
         assert main([*words, "--wait", server.address]) == 0
