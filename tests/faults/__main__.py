@@ -58,7 +58,7 @@ EXPERIMENTS = (
     Experiment("loris", clients.slow_loris, 20, 50, 1000),
     Experiment("connect", clients.connects, 60, 300, 10_000),
     Experiment("vanish", clients.client_kills, 20, 40, 1000),
-    Experiment("malformed", clients.malformed, 400, 10_000, 100_000),
+    Experiment("malformed", clients.malformed, 1000, 10_000, 100_000),
     Experiment("truncate", files.truncated, 3, 10, 100),
     Experiment("one-token", files.one_token, 1, 2, 20),
     Experiment("interrupt", interrupts.anywhere, 1, 4, 200),
