@@ -27,6 +27,10 @@ SHARED_DATA = Path(os.environ.get("TOKENFEED_TEST_DATA", ROOT.parent / "shared" 
 settings.register_profile("tokenfeed", derandomize=True, deadline=None)
 settings.load_profile("tokenfeed")
 
+# Before torch is imported, here and in what tests start: its threads would wait for each other by
+# spinning, on processors that other tests need.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell starts what it runs in the background without SIGINT, and so would all children be.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -68,7 +68,7 @@ def offline(replicas: Stack, tmp_path_factory: pytest.TempPathFactory) -> Offlin
 def reading(replicas: Stack) -> Iterator[Reading]:
     """A trainer in a container of its own that has got its first batches; ended after the test."""
     replicas.wait_until_healthy()
-    started = replicas.reading()
+    started = replicas.reading("--numpy")
     try:
         started.wait_for(20)
         yield started

@@ -126,13 +126,13 @@ class Stack:
         """A file of the data volume."""
         return docker_bytes("exec", self.replicas[0].name, "cat", path)
 
-    def reading(self) -> Reading:
-        """Start a trainer of its own, and wait until it has batches."""
+    def reading(self, *options: str) -> Reading:
+        """Start a trainer of its own.  options: of reader.py."""
         name = f"{self._name}-reader-{time.monotonic_ns()}"
         command = [
             *self._command, "run", "--rm", "-T", "--no-deps", "--name", name,
             "--volume", f"{READER}:/reader.py:ro", "trainer",
-            "python", "/reader.py", str(SECONDS_PER_BATCH), *TARGETS,
+            "python", "/reader.py", *options, str(SECONDS_PER_BATCH), *TARGETS,
         ]  # fmt: skip
         return Reading(name, command, self._environment)
 

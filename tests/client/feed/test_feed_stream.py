@@ -46,11 +46,18 @@ def calls_of(act: Callable[[], object]) -> int:
     return events.count("call") + events.count("c_call")
 
 
+@pytest.fixture(scope="module", params=[150, pytest.param(1000, marks=pytest.mark.proof)])
+def changes(request: pytest.FixtureRequest) -> int:
+    """How often weights were changed: several times as often as is kept of a hundred sources."""
+    count: int = request.param
+    return count
+
+
 @pytest.fixture(scope="module")
-def long_run() -> FeedStream:
-    """A feed whose weights were changed a thousand times, each after a while."""
+def long_run(changes: int) -> FeedStream:
+    """A feed whose weights were changed so often, each time after a while."""
     feed = feed_of(HUNDRED, mixture=EQUAL, seed=3)
-    for change in range(1000):
+    for change in range(changes):
         feed = changed(feed, weights_of(HUNDRED, change))
         feed.cursor.skip_to(feed.stream.stages[-1].first_sample)
         deliver(feed)
@@ -79,7 +86,7 @@ def pair_run() -> FeedStream:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_state_after_a_thousand_changes_of_a_hundred_sources_costs_next_to_nothing(
+def test_a_state_after_many_changes_of_a_hundred_sources_costs_next_to_nothing(
     long_run: FeedStream,
 ) -> None:
     """It is taken beside a training step, and loaded by each of a thousand ranks at once."""
@@ -95,12 +102,13 @@ def test_a_state_after_a_thousand_changes_of_a_hundred_sources_costs_next_to_not
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_after_a_thousand_changes_the_newest_are_kept_and_the_feed_goes_on_as_if_all_were(
-    long_run: FeedStream,
+def test_after_many_changes_the_newest_are_kept_and_the_feed_goes_on_as_if_all_were(
+    long_run: FeedStream, changes: int
 ) -> None:
     """The identity before them and the bases stand for those that are gone."""
     stages = long_run.stream.stages
-    assert stages[-1].index == 1000
+    assert stages[-1].index == changes
+    assert stages[0].index > changes / 2
     assert sum(len(stage.shares) for stage in stages) <= SHARES_MAX
     assert len(state_of(long_run)["history"]) == len(long_run.told(long_run.cursor.now[2]).runs)
     own = feed_of(HUNDRED, mixture=EQUAL, seed=3)

@@ -72,6 +72,7 @@ def run(change, read, prefetch_bytes):
             while time.monotonic() - began < 4.0:
                 # Rows of the changed content may come until it is noticed.
                 next(feed) if change == "rewrite" else take(feed, 1)
+                time.sleep(0.01)
         except CorpusChanged as error:
             return str(error)
         return "goes on"

@@ -32,7 +32,6 @@ from tokenfeed.wire import frame
 from tokenfeed.wire.request import from_message
 
 STREAMS = 8
-TRUNCATIONS = 100
 FILE_BYTES = 2 << 20
 CONTEXT_LENGTHS = (63, 255, 1000, 2047)
 BATCH_SIZE = 32
@@ -230,8 +229,9 @@ class Feed:
 
 
 @pytest.mark.slow
-def test_files_cut_at_full_speed_a_hundred_times_cost_their_own_datasets_and_nothing_else(
-    serve: Serve, write_tokens: WriteTokens
+@pytest.mark.parametrize("truncations", [16, pytest.param(100, marks=pytest.mark.proof)])
+def test_files_cut_at_full_speed_many_times_cost_their_own_datasets_and_nothing_else(
+    serve: Serve, write_tokens: WriteTokens, truncations: int
 ) -> None:
     """Overwriting a corpus that is in use must stop its own trainers, and no others."""
     numbers = np.random.default_rng(1)
@@ -240,7 +240,7 @@ def test_files_cut_at_full_speed_a_hundred_times_cost_their_own_datasets_and_not
         # From 256 on no row ends in a zero byte of its own; below, a few do.
         return numbers.integers((1, 256)[index // 2 % 2], 50_000, count, dtype=np.uint16)
 
-    cases = make_cases(TRUNCATIONS, tokens, write_tokens)
+    cases = make_cases(truncations, tokens, write_tokens)
     other = make_corpus("other", 1024, [tokens(0, 1 << 20)], write_tokens)
 
     strike_all(serve, cases, other)
@@ -266,9 +266,16 @@ def test_files_of_wide_tokens_cut_at_full_speed_are_no_different(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["map", "pread", pytest.param(WAYS[1], marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    ("way", "turns"),
+    [
+        ("map", [0]),
+        ("pread", [1]),
+        *(pytest.param(way, [0, 1], marks=pytest.mark.proof) for way in WAYS),
+    ],
+)
 def test_datasets_full_of_zeros_are_served_and_their_cuts_are_noticed(
-    serve: Serve, write_tokens: WriteTokens, way: str
+    serve: Serve, write_tokens: WriteTokens, way: str, turns: list[int]
 ) -> None:
     """Token 0 is a token: padding and sparse corpora must neither be refused nor hide a cut."""
     numbers = np.random.default_rng(3)
@@ -281,7 +288,9 @@ def test_datasets_full_of_zeros_are_served_and_their_cuts_are_noticed(
             sparse[-3000:] = 0
         return sparse
 
-    cases = make_cases(2 * len(CUTS), tokens, write_tokens)
+    cuts = len(CUTS)
+    indices = [index for turn in turns for index in range(turn * cuts, (turn + 1) * cuts)]
+    cases = [make_case(index, tokens, write_tokens) for index in indices]
     cases = [case for case in cases if not case.only_grows]
     other = make_corpus("other", 1024, [tokens(1, 1 << 20)], write_tokens)
 

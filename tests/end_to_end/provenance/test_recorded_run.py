@@ -67,15 +67,20 @@ class Scene:
             found.append((file, first, first + piece.size))
         return found
 
+    @cached_property
+    def held_by_rows(self) -> list[tuple[Row, list[Range]]]:
+        """Each row, and its ranges of tokens."""
+        return [(row, self.held(row)) for row in self.run.rows]
+
     def rows_with(self, name: str, wanted: Range, steps: range) -> set[Place]:
         """The rows of some steps that hold a token of a range, by a search through all of them."""
         file, first, end = wanted
         return {
             (row.step, row.rank, row.row)
-            for row in self.run.rows
+            for row, held in self.held_by_rows
             if row.source == name
             and row.step in steps
-            and any(f == file and a < end and b > first for f, a, b in self.held(row))
+            and any(f == file and a < end and b > first for f, a, b in held)
         }
 
 
@@ -161,15 +166,18 @@ def require_explained(scene: Scene, row: Row, found: dict[str, Any]) -> None:
         assert each["document"]["id"] == (source.ids[number] if source.ids else None)
 
 
-def test_find_names_every_row_that_holds_a_document_and_no_other(scene: Scene, told: Any) -> None:
-    """300 documents of four formats, seen, skipped and still to come."""
+@pytest.mark.parametrize("documents", [25, pytest.param(75, marks=pytest.mark.proof)])
+def test_find_names_every_row_that_holds_a_document_and_no_other(
+    scene: Scene, told: Any, documents: int
+) -> None:
+    """So many documents of each of four formats, seen, skipped and still to come."""
     steps, at = scene.run.steps, 30
     assert at in scene.run.states
     path = checkpoint(scene, at)
     random = np.random.default_rng(5)
     seen = 0
     for name in ("web", "code", "math", "news"):
-        for number in random.permutation(len(scene.ranges[name]))[:75].tolist():
+        for number in random.permutation(len(scene.ranges[name]))[:documents].tolist():
             wanted = scene.ranges[name][number]
             what = ["--document", number]
             if name == "web" and number % 2:
@@ -187,7 +195,7 @@ def test_find_names_every_row_that_holds_a_document_and_no_other(scene: Scene, t
             assert found["seen"] == scene.rows_with(name, wanted, range(at))
             assert found["to come"] == scene.rows_with(name, wanted, range(at, steps))
             seen += len(found["seen"])
-    assert seen > 100
+    assert 3 * seen > 4 * documents
 
 
 def test_find_scans_an_order_without_epochs(scene: Scene, told: Any) -> None:

@@ -39,9 +39,9 @@ def make_corpus(folder: Path) -> list[Path]:
     folder.mkdir()
     seeded = np.random.default_rng(5)
     paths = []
-    for number, count in enumerate((6_000_000, 300, 400)):
+    for number, (count, document) in enumerate([(6_000_000, 2500), (300, 25), (400, 25)]):
         tokens = seeded.integers(8, 60_000, count).astype("<u2")
-        tokens[24::25] = DELIMITER
+        tokens[document - 1 :: document] = DELIMITER
         paths.append(folder / f"{number}.bin")
         tokens.tofile(paths[-1])
     return paths

@@ -396,7 +396,7 @@ def test_a_list_elsewhere_is_used(open_: Open, write_tokens: WriteTokens, tmp_pa
 
 @pytest.mark.parametrize(
     ("call", "number", "state"),
-    [("pwrite", 10, "old"), ("replace", 5, "mixed")],
+    [("pwrite", 10, "old"), ("replace", 4, "mixed")],
 )
 def test_a_killed_erasure_is_finished(tmp_path: Path, call: str, number: int, state: str) -> None:
     """In the middle of a write, and between two files."""
