@@ -28,6 +28,7 @@ class HeldGroups:
     def __init__(self, request: AnyRequest, datasets: Sequence[Dataset]) -> None:
         """Hold nothing yet.  request: of one stage.  datasets: of each source."""
         self._stream, self._position = request.stream, request.position
+        self._end_row = request.end_row
         self._sources = [
             _SourceGroups(source, order, stores)
             for source, dataset in zip(request.stream.sources, datasets, strict=True)
@@ -40,7 +41,9 @@ class HeldGroups:
         """Hold what the stream reads at a row of the rank and behind it.  Raises: InvalidRequest at
         the first row, if storage has not the room for a group.
         """
-        if not self._sources or row < self._next_row or not isinstance(self._position, Position):
+        if not self._sources or not isinstance(self._position, Position):
+            return
+        if not self._next_row <= row < self._end_row:  # a call may have no rows
             return
         stage, sample = self._stream.stage, self._position.sample_of(row)
         own_samples = counts_at(stage, self._stream.seed, sample)

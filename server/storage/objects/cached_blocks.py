@@ -131,10 +131,11 @@ class CachedBlocks:
     # --- rows: any thread ---
 
     def blocks_of(self, extents: Extents) -> Numbers:
-        """Return the block of each extent, int64[n]; -1 if it is in several."""
+        """Return the block of each extent, int64[n]; -1 if it is in several, or not cacheable."""
         parts = self._parts(extents)
+        block = parts.block[parts.first]
         counts = np.diff(parts.first, append=parts.block.size)
-        return np.where(counts == 1, parts.block[parts.first], -1)
+        return np.where((counts == 1) & self.is_cacheable[block], block, -1)
 
     def blocks_in(self, extents: Extents) -> Numbers:
         """Return all blocks of extents of any size, int64[n]."""

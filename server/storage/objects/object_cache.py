@@ -19,7 +19,6 @@ import random
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -83,7 +82,9 @@ class CachedDataset(Protocol):
 
 
 class _Block(NamedTuple):
-    """A block of a dataset.  number: of CachedBlocks."""
+    """A block of a dataset, equal to that of another one with the same object.  number: of
+    CachedBlocks.
+    """
 
     files: CachedDataset
     blocks: CachedBlocks
@@ -101,26 +102,25 @@ class _Block(NamedTuple):
         assert owner is not None
         return owner, first // BLOCK_BYTES
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Block) and self.place == other.place
+
+    def __hash__(self) -> int:
+        return hash(self.place)
+
 
 @dataclass
-class _Hold:
-    """Blocks of a group that streams are in, and of the next one: numbers, int64[n].
+class _Group:
+    """Blocks that streams read together.  numbers: of blocks, int64[n].
 
-    owners: of these streams.  used_at: when it had one last.
+    ranks: PRESENT for the streams that are in it, FOLLOWING for those that read it next.
+    used_at: when it had one last.
     """
 
     blocks: CachedBlocks
-    present: Numbers
-    following: Numbers
-    owners: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
+    numbers: Numbers
+    ranks: weakref.WeakKeyDictionary[object, int] = field(default_factory=weakref.WeakKeyDictionary)
     used_at: float = 0.0
-
-    def mark(self, which: Numbers, rank: int, room: int) -> int:
-        """Give some of its blocks a rank, as far as there is room; return what is left of that."""
-        ranks = self.blocks.ranks
-        more = which[ranks[which] == 0][:room]
-        ranks[more] = rank
-        return room - len(more)
 
 
 class ObjectCache:
@@ -155,9 +155,9 @@ class ObjectCache:
         """Whether this process fetches blocks now; None if the thread is to find out."""
         self._coming: dict[_Block, Fetch] = {}
         """Blocks on their way, and those that are here and not on the disk yet."""
-        self._soon: deque[_Block] = deque(maxlen=slab.slot_count)
-        """Blocks of rows that are needed soon."""
-        self._holds: dict[tuple[int, bytes], _Hold] = {}
+        self._soon: dict[_Block, None] = {}
+        """Blocks of rows that are needed soon, in order: at most as many as there are slots."""
+        self._groups: dict[tuple[int, bytes], _Group] = {}
         self._unreadable: dict[ContentHash, float] = {}
         """Objects of which a block was not fetched, and until when none is tried."""
         self._fetched_bytes = self._early_bytes = 0
@@ -178,7 +178,7 @@ class ObjectCache:
     @property
     def takes_blocks(self) -> bool:
         """Whether blocks may be fetched now, so that rows need few GETs of their own."""
-        return self._fills is not False and (self.fits or bool(self._holds))
+        return self._fills is not False and (self.fits or bool(self._groups))
 
     def require_room(self, numbers: Numbers) -> None:
         """Raise InvalidRequest if there is not the room for the blocks of a group.  numbers:
@@ -205,14 +205,14 @@ class ObjectCache:
         blocks = files.cached
         if self.fits or blocks is None or self._slab is None:
             return
-        present, following = np.unique(present), np.unique(following)
         with self._changed:
-            for each in self._holds.values():
-                if each.blocks is blocks:
-                    each.owners.discard(owner)
-            key = id(blocks), present.tobytes()
-            held = self._holds.setdefault(key, _Hold(blocks, present, following))
-            held.owners.add(owner)
+            for group in self._groups.values():
+                if group.blocks is blocks:
+                    group.ranks.pop(owner, None)
+            for numbers, rank in ((np.unique(present), PRESENT), (np.unique(following), FOLLOWING)):
+                key = id(blocks), numbers.tobytes()
+                group = self._groups.setdefault(key, _Group(blocks, numbers))
+                group.ranks.setdefault(owner, rank)  # both may be the same one
             self._rank()
             self._in_order = self._missing()
         self._woken.set()
@@ -230,9 +230,11 @@ class ObjectCache:
         with self._changed:
             for number, size in zip(numbers, sizes, strict=True):
                 block = _Block(files, blocks, number)
-                is_apart = self._fills is False or not self._wants(block) or self._grants(size)
+                is_apart = self._fills is False or not self._wants(block)
                 if not is_apart and block not in self._coming:
-                    self._soon.append(block)
+                    is_apart = self._grants(size)
+                    if not is_apart:
+                        self._soon[block] = None
                 found.append(is_apart)
         return found
 
@@ -292,7 +294,7 @@ class ObjectCache:
         blocks, number = block.blocks, block.number
         if number < 0 or self._fetched_bytes >= self._bytes_max:
             return False
-        if not (self.fits or blocks.ranks[number] >= FOLLOWING) or not blocks.is_cacheable[number]:
+        if not (self.fits or blocks.ranks[number] >= FOLLOWING):
             return False
         return not (block.files.failed or (self._unreadable and block.place[0] in self._unreadable))
 
@@ -320,27 +322,28 @@ class ObjectCache:
         now, room = time.monotonic(), self._slot_count
         for blocks in self._blocks:
             blocks.ranks[:] = 0
-        for key, each in list(self._holds.items()):
-            each.used_at = now if each.owners else each.used_at
-            if now - each.used_at > GRACE_SECONDS:
-                del self._holds[key]
-        held = [each for each in self._holds.values() if each.used_at == now]
-        for each in held:
-            room = each.mark(each.present, PRESENT, room)
-        for each in held:
-            room = each.mark(each.following, FOLLOWING, room)
-        for each in sorted(self._holds.values(), key=lambda each: -each.used_at):
-            room = each.mark(each.present, ENDED, room)
-            room = each.mark(each.following, ENDED, room)
+        ranked = []
+        for key, group in self._groups.items():
+            rank = max(group.ranks.values(), default=ENDED)
+            group.used_at = group.used_at if rank == ENDED else now
+            ranked.append((rank, group.used_at, key))
+        for rank, used_at, key in sorted(ranked, key=lambda each: each[:2], reverse=True):
+            ranks, numbers = self._groups[key].blocks.ranks, self._groups[key].numbers
+            more = numbers[ranks[numbers] == 0][:room]
+            ranks[more] = rank
+            room -= more.size
+            # What others have needs no group more, so that there are few of them.
+            if rank == ENDED and (not more.size or now - used_at > GRACE_SECONDS):
+                del self._groups[key]
 
     def _missing(self) -> Iterator[_Block]:
         """Yield the blocks that are to be fetched, in order."""
         for rank in (0,) if self.fits else (PRESENT, FOLLOWING):
             for files, blocks in self._datasets:
                 is_missing = (blocks.slots < 0) & blocks.is_cacheable & (blocks.ranks >= rank)
-                for owner in self._unreadable:
-                    for file in (n for n, each in enumerate(blocks.objects) if each == owner):
-                        is_missing[blocks.first_block[file] : blocks.first_block[file + 1]] = False
+                if self._unreadable:
+                    readable = [each not in self._unreadable for each in blocks.objects]
+                    is_missing &= np.repeat(readable, np.diff(blocks.first_block))
                 for number in np.flatnonzero(is_missing).tolist():
                     found = _Block(files, blocks, number)
                     if found not in self._coming and not found.is_cached and self._wants(found):
@@ -348,14 +351,14 @@ class ObjectCache:
 
     def _wants_more(self, now: float) -> bool:
         self._unreadable = {key: end for key, end in self._unreadable.items() if end > now}
-        if self._holds:
+        if self._groups:
             self._rank()
         return bool(self._coming) or next(self._missing(), None) is not None
 
     def _next(self) -> _Block | None:
         """Return the block that is to be fetched next; None if there is none."""
         while self._soon:
-            found = self._soon.popleft()
+            del self._soon[found := next(iter(self._soon))]
             if found not in self._coming and not found.is_cached and self._wants(found):
                 return found
         return next(self._in_order, None)
@@ -424,7 +427,7 @@ class ObjectCache:
                 self._fill_or_not(None)
         scrubs = now - self._scrub_at >= SCRUB_SECONDS / slab.slot_count
         if not (fills or scrubs):
-            if not (is_used and self._holds):  # the next group is asked for soon
+            if not (is_used and self._groups):  # the next group is asked for soon
                 slab.end_lease()
             return
         if not slab.take_lease():
@@ -535,8 +538,7 @@ class ObjectCache:
 
     def _evicted(self, slab: Slab, written: Sequence[int]) -> list[int]:
         """Make room, and return the slots: blocks of no dataset of this process first, then those
-        that no stream is in, then those of streams that have ended; the oldest of each. Others
-        stay.
+        without a rank, the oldest of each. Others stay: no more of them are ranked than have room.
 
         written: slots that are left out, of blocks that are not known yet.  Raises: OSError.
         """
@@ -544,10 +546,11 @@ class ObjectCache:
         with self._changed:
             for blocks in self._blocks:
                 is_cached = blocks.slots >= 0
-                kind[blocks.slots[is_cached]] = 1 + blocks.ranks[is_cached]
+                slots = blocks.slots[is_cached]
+                kind[slots] = np.maximum(kind[slots], 1 + blocks.ranks[is_cached])
         kind[list(written)] = 1 + PRESENT
         chosen = np.lexsort((slab.entries["stamp"], kind))
-        chosen = chosen[kind[chosen] <= (0 if self.fits else 1 + ENDED)]
+        chosen = chosen[kind[chosen] <= (0 if self.fits else 1)]
         chosen = chosen[: max(1, min(slab.slot_count // 8, _COMMIT_BLOCKS))]
         if chosen.size:
             self._forget(slab, chosen)

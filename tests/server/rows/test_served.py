@@ -66,3 +66,17 @@ def test_a_dataset_that_has_failed_says_so_before_anything_else(
         with pytest.raises(CorpusChanged):
             served.check(wrong, Expected())
     served.check(request(name="code"), Expected())
+
+
+def test_a_call_without_rows_holds_no_group(
+    datasets: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients end with one, behind their last row: storage would fetch two groups for nobody."""
+    files, served, held = datasets["web"].store.files, ServedDatasets(datasets), []
+    monkeypatch.setattr(type(files), "holds_groups", True)
+    monkeypatch.setattr(type(files), "hold", lambda *_: held.append(_))
+    stream = Stream.of_dataset("web", orders.find("blocks-1"), 0, 8)
+    for num_batches in (0, 1):
+        asked = Request(stream, Position(0, 4), num_batches=num_batches)
+        served.reader(asked, [datasets["web"]], datasets["web"].store)
+        assert len(held) == num_batches

@@ -101,7 +101,8 @@ class Stream:
 def hold(
     cache: ObjectCache, tokens: TokenStore, owner: Stream, present: list[int], following: list[int]
 ) -> None:
-    cache.hold(owner, tokens.files, np.array(present), np.array(following))  # type: ignore[arg-type]
+    numbers = (np.array(each, dtype=np.int64) for each in (present, following))
+    cache.hold(owner, tokens.files, *numbers)  # type: ignore[arg-type]
 
 
 def fill(tokens: TokenStore, cache: ObjectCache) -> CacheCounts:
@@ -502,3 +503,92 @@ def test_slots_that_were_just_written_to_are_not_emptied(opened: Opened) -> None
     cache.close()
     assert cache._slab is not None
     assert not {*cache._evicted(cache._slab, range(14))} & {*range(14)}
+
+
+def test_what_is_needed_makes_no_room_for_what_is_needed(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two calls a stream seems to have ended. Its blocks would be fetched twice."""
+    tokens, cache = small(tmp_path, monkeypatch, 8)
+    owner = Stream()
+    hold(cache, tokens, owner, [0, 1, 2, 3], [4, 5])
+    for seed in range(20):
+        require_rows(tokens, seed)
+    assert eventually(lambda: cached(tokens) == [0, 1, 2, 3, 4, 5])
+    hold(cache, tokens, owner, [4, 5], [6, 7])
+    require_rows(tokens, 1)
+    assert eventually(lambda: cached(tokens) == [*range(8)])
+    cache.close()
+    del owner
+    cache._rank()
+    assert cache._slab is not None
+    assert cache._evicted(cache._slab, []) == [], "there is room for all"
+    hold(cache, tokens, Stream(), [8, 9], [])
+    cache._rank()
+    left = tokens.files.cached.slots[[2, 3]].tolist()  # type: ignore[attr-defined]
+    assert cache._evicted(cache._slab, [])[0] in left, "of the group that was left first"
+    tokens.close()
+
+
+def test_few_groups_are_known_whatever_streams_come(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who asks for a row here and there would fill the memory in the minutes of the grace."""
+    tokens, cache = small(tmp_path, monkeypatch, 4)
+    random = np.random.default_rng(1)
+    for _ in range(200):
+        hold(cache, tokens, Stream(), *random.permutation(BLOCKS)[:4].reshape(2, 2).tolist())
+    with cache._changed:
+        cache._rank()
+        assert len(cache._groups) <= 4
+    cache.close()
+    tokens.close()
+
+
+def test_an_object_of_two_datasets_is_fetched_once(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One corpus may be served under two names. What one of them needs stays, too."""
+    monkeypatch.setattr(cache_choice, "SLOTS_MIN", 1)
+    both = [open_store("train", URLS[at:], RAW, StorageOptions())[0] for at in (0, 1)]
+    for each in both:
+        each.narrow(65_535)
+    before = REQUESTS.by_reason["block"].gets
+    cache = open_cache([each.files for each in both], str(tmp_path), size_of(16))
+    assert cache is not None
+    assert cache.fits
+    require_rows(both[0], 1)
+    assert eventually(lambda: [*map(len, map(cached, both))] == [BLOCKS, 6])
+    assert REQUESTS.by_reason["block"].gets - before == BLOCKS
+    cache.close()
+    cache.fits = False
+    owner = Stream()
+    hold(cache, both[0], owner, [4, 5], [])
+    assert cache._slab is not None
+    kept = both[0].files.cached.slots[[4, 5]].tolist()  # type: ignore[attr-defined]
+    for _ in range(BLOCKS):
+        empty = np.flatnonzero(cache._slab.entries["stamp"] == 0).tolist()
+        assert not {*cache._evicted(cache._slab, empty)} & {*kept}
+    assert cached(both[0]) == [4, 5]
+    for each in both:
+        each.close()
+
+
+def test_a_row_of_a_block_that_comes_has_no_get_of_its_own(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share of such rows is for those whose block nobody has asked for."""
+    tokens, cache = opened()
+    cache.close()
+    cache._fills, files = True, tokens.files
+    block = object_cache._Block(files, files.cached, 3)  # type: ignore[arg-type, attr-defined]
+    with cache._changed:
+        cache._begun([block], 0.0, 1)
+    assert cache.wanted_rows(files, [3, 3], [4098, 4098]) == [False, False]  # type: ignore[arg-type]
+    assert cache.wanted_rows(files, [4, -1], [4098, 4098]) == [True, True]  # type: ignore[arg-type]
+    assert cache._early_bytes == 4098
+    monkeypatch.setattr(cache, "_grants", lambda _: False)
+    assert not any(cache.wanted_rows(files, [7, 5, 7, 9], [4098] * 4))  # type: ignore[arg-type]
+    with cache._changed:
+        found = [cache._next() for _ in range(3)]
+    assert [each.number for each in found if each is not None] == [7, 5, 9], "the first ones first"
