@@ -31,7 +31,7 @@ from .batch_reader import BatchReader
 from .cursor import Cursor, Snapshot
 from .feed_stream import FeedStream
 from .history import History
-from .stream_changes import declared
+from .stream_changes import declared, log_lengths
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
@@ -350,6 +350,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         # First: a reader that ends without a batch then is one of another stream.
         before, self._stream = self._stream, stream
         self._drop_reader()
+        log_lengths(before, stream)
         if before.datasets is not stream.datasets:
             if before.datasets.closed:  # meanwhile, by another thread
                 stream.datasets.close()
