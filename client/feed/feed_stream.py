@@ -274,8 +274,8 @@ class FeedStream:
         raise no_rows(described, source.order, length)
 
     def count_rows(self, context_length: int) -> None:
-        """Count the rows of all sources from the position on at a context length, so that nobody
-        waits for them later.  Raises: as `require_rows`.
+        """Count the rows of all sources from the position on at a context length, before a caller
+        needs them who must not wait.  Raises: as `require_rows`.
         """
         rest = self.stream.rest(self.cursor.sample)
         numbers = {number for stage in rest.stages for number in stage.weights}
@@ -301,8 +301,6 @@ class FeedStream:
         Raises: InvalidRequest if max_epochs does not suffice for the first block; TokenfeedError.
         """
         max_epochs = self.definition.max_epochs
-        if not max_epochs:
-            return SAMPLE_END
         end = first_end(self.stream, max_epochs, self._rows_of_sources, self.cursor.sample)
         if end is None:
             return SAMPLE_END

@@ -108,15 +108,15 @@ def left_out(
     last, following: stages; the second one as of `resized_stage`.  sources: of which to count.
     rows: as of Rows.
     """
-    shares, found = {share.source: share for share in last.shares}, dict[int, int]()
+    by_number, found = {source.number: source for source in sources}, dict[int, int]()
+    length, other = last.context_length, following.context_length
     blocks = last.blocks_before(following.first_sample)
-    for source in sources if last.context_length != following.context_length else ():
-        share = shares.get(source.number)
-        if share is not None and source.order.BLOCK_TOKENS:
-            own = share.base + blocks * share.weight
-            lengths = last.context_length, following.context_length
-            end, _ = _meeting(source, own, *lengths, rows)
-            found[source.number] = end - own
+    for number, weight, base in last.shares if length != other else ():
+        source = by_number.get(number)
+        if source is not None and source.order.BLOCK_TOKENS and not (last.is_plain and weight):
+            own = base + blocks * weight
+            end, _ = _meeting(source, own, length, other, rows)
+            found[number] = end - own
     return {number: count for number, count in found.items() if count}
 
 

@@ -207,7 +207,7 @@ class Stage:
 
     @property
     def is_change(self) -> bool:
-        """Whether it was asked for while a feed ran, and by nobody else."""
+        """Whether a change while a feed ran, and no definition, has made it."""
         return self.origin & ~LENGTH == CHANGED
 
     @property

@@ -573,8 +573,8 @@ def first_end(
     context length.
     Raises: as `limits_of`; what rows raises.
     """
-    first = stream.place_of(sample)
-    for length, same in groupby(stream.stages[first:], lambda stage: stage.context_length):
+    ahead = stream.stages[stream.place_of(sample) :] if max_epochs else ()
+    for length, same in groupby(ahead, lambda stage: stage.context_length):
         stages = list(same)
         limits = limits_of(stream, max_epochs, rows(length), sample)
         end = first_exhausted(stages, limits, sample)
