@@ -190,7 +190,7 @@ PARTS = st.builds(Part, st.just(0), st.sampled_from([1, 1, 2, 4]), st.lists(STEP
 
 
 @pytest.mark.parametrize(
-    "examples", [8, pytest.param(150, marks=[pytest.mark.proof, pytest.mark.timeout(1800)])]
+    "examples", [4, pytest.param(150, marks=[pytest.mark.proof, pytest.mark.timeout(1800)])]
 )
 @pytest.mark.parametrize("where", ["file", "server"])
 def test_each_row_of_a_mixture_that_grows_is_that_of_the_second_implementation(
