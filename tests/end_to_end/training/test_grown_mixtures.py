@@ -538,3 +538,51 @@ def test_ranks_of_a_mixture_change_together_or_not_at_all(
 
     assert found == [[(8, 1 << 14), (8, 1 << 14), (2, 1 << 16)]] * 2
     assert "".join(map(str, told)).startswith("context_length: rank")
+
+
+def test_a_mixture_may_begin_behind_a_declared_change(
+    target: str, files: dict[str, list[Tokens]], tmp_path: Path
+) -> None:
+    """The stream is a function of its definition: a sample has the row that it has in a run."""
+    path = tmp_path / "mixture.toml"
+    path.write_text(FILE)
+    mixture = Mixture.load(path)
+    with feed_of(target, GROWING, mixture, start_sample=333) as feed:
+        assert (feed.context_length, feed.batch_size) == (1 << 15, 4)
+        batch, state = next(feed.batches()), feed.state_dict()
+    with feed_of(target, GROWING, mixture) as feed:
+        feed.load_state_dict(state)
+        again = next(feed.batches())
+
+    expected = Expected(state)
+    expected.require(batch, 333, 0, files)
+    expected.require(again, 337, 0, files)
+
+
+def test_the_end_of_a_mixture_that_grows_is_the_one_that_plan_prints(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A source with max_epochs has fewer rows in each at another length."""
+    path = tmp_path / "mixture.toml"
+    path.write_text(FILE + "\n[sources.math]\nmax_epochs = 2\n")
+    words = ["--context-length", "16384", "--group-tokens", str(GROUP_BLOCKS * U)]
+    for when, length in list(GROWING.items())[1:]:
+        words += ["--change-context-length", f"{when}={length}"]
+
+    found = _printed(capsys, "plan", str(path), *words, "--tokens", "1e9", target, "--json")
+    with feed_of(target, GROWING, Mixture.load(path), start_sample=found["end_sample"] - 2) as feed:
+        shapes = [x.shape for x, _ in feed]
+
+    math = sum((count - 1) // (1 << 17) for count in COUNTS["math"])
+    # Of which it has read less, since it left out a part of its group.
+    assert (found["ended_by"], shapes) == ("math", [(1, 1 << 17)] * 2)
+    assert found["sources"]["math"]["epochs_at_end"] == pytest.approx(2, abs=1 / math)
+    assert found["sources"]["math"]["epochs"] < 1.5
+
+
+def test_a_length_that_a_source_has_no_row_of_is_refused(target: str) -> None:
+    """Before the change, and by the name of its dataset."""
+    with feed_of(target, 1 << 14, {"web": 1, "code": 1, "math": 1}, order="random") as feed:
+        with pytest.raises(InvalidRequest, match=r"9437184 is not below .* of 'math'"):
+            feed.change_context_length(18 * U, at_sample=20, batch_size=1)
+        assert next(feed)[0].shape == (8, 1 << 14)

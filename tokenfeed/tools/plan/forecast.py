@@ -58,10 +58,11 @@ class Forecast:
     numbers: of the sources that the forecast is about.  rows: rows per epoch of those whose order
     has epochs, by number.  asked_end_sample: the end that was asked for; end_sample is lower if a
     source is exhausted before.  stages: all that have not ended by first_sample.  samples: of each
-    source in [first_sample, end_sample), by number.  before: of each source before first_sample.
-    exhausted: where sources end before asked_end_sample, in order. The stream ends where the first
-    one does; the others tell what would happen if it went on without it. At several context lengths
-    it has the first one alone.
+    source in [first_sample, end_sample), by number.  at_end: number of a source -> its epochs
+    before end_sample, with rows that it left out; of those whose order has epochs.  exhausted:
+    where sources end before asked_end_sample, in order. The stream ends where the first one does;
+    the others tell what would happen if it went on without it. At several context lengths it has
+    the first one alone.
     """
 
     stream: Stream
@@ -72,7 +73,7 @@ class Forecast:
     asked_end_sample: int
     stages: Sequence[StageForecast]
     samples: Mapping[int, int]
-    before: Mapping[int, int]
+    at_end: Mapping[int, Fraction]
     exhausted: Sequence[Exhausted]
 
     @property
@@ -92,11 +93,6 @@ class Forecast:
         if source not in self.rows:
             return None
         return Fraction(tokens, self.rows[source] * self.stream.context_length)
-
-    def epochs_at_end(self, source: int) -> Fraction | None:
-        """Return the epochs of a source before the end; None if its order has none."""
-        first = self.stages[0].stage.context_length
-        return self.epochs(source, self.before[source] * first + self.tokens[source])
 
 
 def forecast(
@@ -135,7 +131,8 @@ def forecast(
         )
         for place, stage in enumerate(stream.stages[current:], current)
     ]
-    before = counts_at(stream.stages[current], stream.seed, first_sample)
+    last = stream.stages[stream.place_of(max(until - 1, first_sample))]
+    own, of_epoch = counts_at(last, stream.seed, until), counted(last.context_length)
     return Forecast(
         stream=stream,
         numbers=sorted(rows),
@@ -149,7 +146,11 @@ def forecast(
         asked_end_sample=end_sample,
         stages=stages,
         samples={number: sum(each.samples.get(number, 0) for each in stages) for number in rows},
-        before={number: before.get(number, 0) for number in rows},
+        at_end={
+            number: Fraction(own.get(number, 0), of_epoch[number])
+            for number in rows
+            if stream.sources[number].order.HAS_EPOCHS
+        },
         exhausted=ends,
     )
 

@@ -100,7 +100,7 @@ class Report:
             "max_epochs": self.max_epochs.get(name),
             "share": samples / total if total else None,
             **self._amount(number, samples, planned.tokens[number]),
-            "epochs_at_end": _float(planned.epochs_at_end(number)),
+            "epochs_at_end": _float(planned.at_end.get(number)),
             "exhausted": None if end is None else self._end(end),
             "seen": None if seen is None else seen._asdict(),
         }
