@@ -350,11 +350,11 @@ class Delivery(ABC, Generic[Array, Rich]):
         # First: a reader that ends without a batch then is one of another stream.
         before, self._stream = self._stream, stream
         self._drop_reader()
-        log_lengths(before, stream)
         if before.datasets is not stream.datasets:
             if before.datasets.closed:  # meanwhile, by another thread
                 stream.datasets.close()
             before.datasets.close()
+        log_lengths(before, stream)
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, require_range
 from tokenfeed.stream.schedule import left_out, placed, planned_stage
 from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction, Stage
@@ -150,7 +150,12 @@ def log_lengths(before: FeedStream, now: FeedStream) -> None:
             length,
             stage.asked,
         )
-        for number, rows in left_out(last, stage, now.rest.sources, now.rows_of).items():
+        try:
+            left = left_out(last, stage, now.rest.sources, now.rows_of)
+        except TokenfeedError as error:  # servers are away, and the change stays as it is
+            _LOG.warning("rows that are left out are not counted sample=%d: %s", sample, error)
+            continue
+        for number, rows in left.items():
             name, tokens = now.stream.sources[number].dataset, rows * last.context_length
             message = "rows are left out sample=%d source=%s rows=%d tokens=%d"
             _LOG.warning(message, sample, name, rows, tokens)

@@ -410,6 +410,17 @@ def test_what_is_left_out_is_logged_once_and_again_where_it_changes(
     assert caplog.text.count("context length changes sample=100 context_length=16384") == 2
 
 
+def test_a_change_stays_where_its_rows_cannot_be_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """The stream is installed by then; a log line is no reason to end a run."""
+    feed, _ = resized(mixed(), LONGER, 100, None)
+    loaded = load(mixed(), state_of(feed)).stream
+    loaded.datasets.close()
+
+    log_lengths(mixed(), loaded)
+
+    assert "rows that are left out are not counted sample=100: feed: is closed" in caplog.text
+
+
 def test_max_epochs_end_a_mixture_that_grows_where_the_source_is_at_its_last_epoch() -> None:
     """Epochs are places in the corpus: rows that were left out count."""
     limited = Mixture({"web": 1, "math": 1}, sources={"math": {"max_epochs": 1}})
