@@ -250,12 +250,15 @@ def read_stream(name: str, value: Any) -> Stream:
 
 def _with_lengths(stream: Stream) -> Stream:
     """Return a stream whose stages say that they change the context length: the first states did
-    not have it.
+    not have it. A stage that a load put at its sample, in another order, is never moved.
     """
+    groups = {each.number for each in stream.sources if each.order.BLOCK_TOKENS}
     found = {
         later.index: replace(later, origin=later.origin | LENGTH)
         for one, later in pairwise(stream.stages)
-        if one.context_length != later.context_length and one.weights == later.weights
+        if one.context_length != later.context_length
+        and one.weights == later.weights
+        and (later.origin & CHANGED or groups >= {*later.weights})
     }
     return stream.with_stages(found.get(each.index, each) for each in stream.stages)
 
