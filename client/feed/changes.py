@@ -7,12 +7,16 @@ corpus of a source stays the same.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
-from tokenfeed.stream.schedule import placed_by_weights, scheduled
-from tokenfeed.stream.stage import CHANGED, Corpus, Redaction, Redactions, Source, Stage
+from tokenfeed.stream.schedule import placed_by_weights, planned_stage, scheduled
+from tokenfeed.stream.stage import CHANGED, LENGTH, Corpus, Redaction, Redactions, Source, Stage
+from tokenfeed.stream.stream import Stream
+
+from .lengths import Length
+from .mixture.recipe import Definition
 
 
 def with_change(
@@ -29,7 +33,7 @@ def with_change(
     of blocks) at or above the one that it is asked for at, or an earlier sample if it is in force
     there already.
 
-    An earlier change that would begin at that sample is replaced. If a stage of the definition
+    An earlier change of the same kind that would begin at that sample is replaced. If another stage
     begins there, the new stage begins one block later.
     new: as `planned_stage` makes it.  ahead: the first sample that may change.  what: names the
     content in errors.  place: as for `scheduled`.  or_later: if no block is left between the
@@ -50,9 +54,11 @@ def with_change(
         clash = next((n for n, stage in enumerate(stages) if stage.first_sample == begin), None)
         if clash is None:
             break
-        if _content(stages[clash]) == _content(new):
+        there = stages[clash]
+        if _content(there, new) == _content(new, new):
             return stages, begin
-        if stages[clash].origin == CHANGED and begin >= ahead and clash > before:
+        is_same_kind = not (there.origin ^ new.origin) & LENGTH
+        if there.is_change and is_same_kind and begin >= ahead and clash > before:
             break
         if not or_later and at_sample < begin:
             problem = f"{at_sample} leaves no block: the next stage begins at {begin}"
@@ -61,7 +67,7 @@ def with_change(
     require_ahead(at_sample, ahead)
     begun = stages[: before + 1]
     later = [stage for n, stage in enumerate(stages) if n > before and n != clash]
-    if _content(begun[-1]) == _content(new):
+    if _content(begun[-1], new) == _content(new, new):
         found = stages if clash is None else scheduled(begun, later, place)
         return found, begun[-1].first_sample
     try:
@@ -71,13 +77,76 @@ def with_change(
     return found, found[before + 1].first_sample
 
 
+def with_length(
+    stream: Stream,
+    context_length: int,
+    at_sample: int,
+    ahead: int,
+    place: Callable[[Stage, Stage], Stage],
+    definition: Definition,
+    *,
+    or_later: bool,
+) -> tuple[Stream, int]:
+    """Return a stream with another context length from a sample on, and where it begins.
+
+    definition: what the stream was made from.  The other arguments, and Raises: as for
+    `with_change`; InvalidRequest if samples behind that one were counted at the present length.
+    """
+    if 0 < definition.tokens_end >= at_sample:
+        problem = f"cannot change at sample {at_sample}: the mixture has first_tokens up to sample "
+        problem += f"{definition.tokens_end}, counted at {definition.stream.context_length}"
+        raise InvalidRequest("context_length", f"{problem}; write first_sample there")
+    weights = stream.stages[stream.place_of(at_sample)].weights
+    new = planned_stage(context_length, at_sample, weights, CHANGED | LENGTH)
+    stages, begin = with_change(
+        stream.stages, new, ahead, "context_length", place, or_later=or_later
+    )
+    return stream.with_stages(stages), begin
+
+
+def with_declared(
+    stream: Stream,
+    lengths: Sequence[Length],
+    ahead: int,
+    changed: Callable[[Stream, int, int], Stream],
+) -> Stream:
+    """Return a stream with the context lengths that a user has declared, where they begin. Of those
+    that are asked for before all that was delivered, the last one begins as soon as possible,
+    unless the stream has had it.
+
+    ahead: the first sample that may change.  changed: takes a stream, a context length and the
+    sample that it is asked for at, and returns the stream with that change.
+    Raises: InvalidRequest if one cannot begin there; what changed raises.
+    """
+    before = 0
+    for n, each in enumerate(lengths):
+        asked, length = each.begin.sample(stream.sample_at), each.context_length
+        if asked < before and before > ahead:  # one is by tokens, which are samples only now
+            problem = f"{length} is asked for at sample {asked}, behind one at {before}"
+            raise InvalidRequest("context_length", f"{problem}; declare them in this order")
+        before = asked
+        is_known = any(
+            (stage.asked, stage.context_length) == (asked, length) for stage in stream.stages
+        )
+        later = lengths[n + 1 : n + 2]
+        if is_known or any(one.begin.is_before(stream, ahead) for one in later):
+            continue
+        try:
+            stream = changed(stream, length, max(asked, ahead))
+        except InvalidRequest as error:
+            problem = f"{length} from sample {asked} on: {error}"
+            raise InvalidRequest("context_length", problem) from None
+    return stream
+
+
 def _without_block(what: str, at_sample: int, error: Exception) -> InvalidRequest:
     problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
     return InvalidRequest(what, problem)
 
 
-def _content(stage: Stage) -> tuple[int, dict[int, int]]:
-    return stage.context_length, stage.weights
+def _content(stage: Stage, new: Stage) -> object:
+    """Return what a new stage changes, as a stage has it."""
+    return stage.context_length if new.origin & LENGTH else stage.weights
 
 
 def require_ahead(at_sample: int, ahead: int) -> None:

@@ -31,7 +31,7 @@ from .batch_reader import BatchReader
 from .cursor import Cursor, Snapshot
 from .feed_stream import FeedStream
 from .history import History
-from .stream_changes import declared
+from .stream_changes import declared, log_lengths
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
@@ -354,6 +354,7 @@ class Delivery(ABC, Generic[Array, Rich]):
             if before.datasets.closed:  # meanwhile, by another thread
                 stream.datasets.close()
             before.datasets.close()
+        log_lengths(before, stream)
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None

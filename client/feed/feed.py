@@ -167,6 +167,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         In the order "blocks" the feed goes on with the next group of blocks, or behind the last
         one with the next epoch, so that no target of a whole block is left out or comes twice; in
         "random" at once. Every other order of windows can change only between two epochs.
+        A mixture changes at the first end of a block, and keeps its weights. There each source goes
+        on with its next group, and the rest of its present one is left out; the log says how much.
         Prefetched rows are read again. A batch has rows of one length: the last one before the
         change is filled up with rows whose y is -100 throughout, which have no sample. From then on
         x and y have another shape.
@@ -176,22 +178,20 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         context_length: T of the rows from there on.  at_sample: as for `change_mixture`, counted in
         rows; by default as soon as possible.  batch_size: rows per rank from there on. By default
         batches keep their tokens. It is not in the state.
-        Returns: the sample from which on rows have this context length: the first end of a group
-        at or above at_sample, or an earlier sample if they have it already.
-        Raises: InvalidRequest if this is a mixture, has num_batches, or was given several context
-        lengths; if the feed is closed, an argument is not valid, batches of as many tokens have no
-        whole rows, at_sample is within an epoch of another order, or its rows are pieces of
-        documents; else as for `change_mixture`.
+        Returns: the sample from which on rows have this context length: the first end of a group,
+        or of a block of the mixture, at or above at_sample, or an earlier sample if they have it
+        already.
+        Raises: InvalidRequest if the feed has num_batches, or was given several context lengths; if
+        it is closed, an argument is not valid, batches of as many tokens have no whole rows,
+        at_sample is within an epoch of another order, rows are pieces of documents, or a source of
+        a mixture would leave out more than a group; else as for `change_mixture`.
         """
         stream = self._stream
-        changed, begin = self._change(
+        _, begin = self._change(
             "context_length",
             lambda: resized(stream, context_length, at_sample, batch_size),
             at_sample,
         )
-        if changed is not stream:
-            message = "context length changes sample=%d context_length=%d"
-            _LOG.info(message, begin, context_length)
         return begin
 
     def redact(
@@ -310,7 +310,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         with or without changes by `change_mixture`; or this feed has a single stage, with the
         weights in force there. Else the state is refused, or with "mixture" in allow the weights of
         this feed begin at the first end of a block from the saved sample on. Later stages may
-        differ. Datasets that a change has brought are asked for.
+        differ. Datasets that a change has brought are asked for. The context length is that with
+        which the run began, or that in force: call `change_context_length` for another one.
         Redactions of the state stay. The state is refused if this feed has a redaction that begins
         before the saved sample, and the state lacks it or begins it elsewhere; with "redactions" in
         allow, it is in force from the saved sample on, or as the state says. If the

@@ -20,7 +20,6 @@ from tokenfeed.errors import InvalidRequest, StreamMismatch
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.plan import no_documents_fit
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.schedule import first_exhausted
 from tokenfeed.stream.stage import MIXTURE, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
@@ -32,7 +31,7 @@ from .changes import require_same_corpus
 from .cursor import Cursor, Snapshot
 from .history import History
 from .lengths import Length, batch_size_of
-from .mixture.recipe import Definition, limits_of
+from .mixture.recipe import Definition, first_end
 from .ranks.agreement import compared
 from .state import Planes, folded, packed_stream, write_state
 from .stats import FeedPosition, SourceStats, source_stats
@@ -239,32 +238,50 @@ class FeedStream:
         ((number, _),) = self.stage.weights.items()
         return self.stream.sources[number]
 
-    def rows_at_length(self, context_length: int) -> int:
-        """Return the rows per epoch of the source that is read, of a feed without a mixture; waits
-        for its description, also at a length at which it was not asked for yet.
+    def rows_of(self, source: Source, context_length: int) -> int:
+        """Return the rows per epoch of a source; waits for its description, also at a length at
+        which it was not asked for yet.
 
-        context_length: of the rows.  Raises: TokenfeedError.
+        source: by the name of its dataset.  context_length: of the rows.
+        Raises: InvalidRequest if its dataset is none of those that are described; TokenfeedError.
         """
-        return self.datasets.rows_of(self.source.order.NAME, context_length, place=self._place)
+        place = self._place_of(source)
+        return self.datasets.rows_of(source.order.NAME, context_length, place=place)
 
-    def require_rows(self, context_length: int | None = None) -> int:
-        """Return `rows_at_length`, at least 1, by default at the present length.
+    def _place_of(self, source: Source) -> int:
+        """Return which of the datasets a source reads.  Raises: InvalidRequest if none is."""
+        for place, each in reversed(list(enumerate(self.rest.sources))):
+            if each.dataset == source.dataset:
+                return place
+        problem = f"cannot change: the rows of {source.dataset!r} are not known at other lengths"
+        problem += "; name it in the mixture that the feed is made with, if need be with weight 0"
+        raise InvalidRequest("context_length", problem)
 
+    def require_rows(self, context_length: int | None = None, source: Source | None = None) -> int:
+        """Return the rows per epoch of a source, at least 1, by default at the present length.
+
+        source: None is that of a feed without a mixture.
         Raises: InvalidRequest if no file is long enough for a window, or no document fits into a
         row; TokenfeedError.
         """
-        length, source = context_length or self.stage.context_length, self.source
-        rows = self.rows_at_length(length)
+        length, source = context_length or self.stage.context_length, source or self.source
+        rows = self.rows_of(source, length)
         if rows:
             return rows
         if source.reads_documents:
             raise no_documents_fit(self.stream, source)
-        raise no_rows(self.datasets.await_described()[self._place], source.order, length)
+        described = self.datasets.await_described()[self._place_of(source)]
+        raise no_rows(described, source.order, length)
 
-    @property
-    def _place(self) -> int:
-        """Which of the datasets has the source that is read."""
-        return self.rest.numbers.index(self.source.number)
+    def count_rows(self, context_length: int) -> None:
+        """Count the rows of all sources from the position on at a context length, before a caller
+        needs them who must not wait.  Raises: as `require_rows`.
+        """
+        rest = self.stream.rest(self.cursor.sample)
+        numbers = {number for stage in rest.stages for number in stage.weights}
+        for source in rest.sources:
+            if source.number in numbers:
+                self.require_rows(context_length, source)
 
     def position_of(self, sample: int) -> FeedPosition:
         """Return the position at a sample. If the order has epochs, this waits for the number of
@@ -274,7 +291,7 @@ class FeedStream:
             return FeedPosition(sample, None)
         stage = self.stage
         own = stage.active[0].base + sample - stage.first_sample
-        return FeedPosition(sample, own // max(1, self.rows_at_length(stage.context_length)))
+        return FeedPosition(sample, own // max(1, self.rows_of(self.source, stage.context_length)))
 
     def end_sample(self) -> int:
         """Return the sample at which the mixture ends because max_epochs of a source are used up;
@@ -284,11 +301,7 @@ class FeedStream:
         Raises: InvalidRequest if max_epochs does not suffice for the first block; TokenfeedError.
         """
         max_epochs = self.definition.max_epochs
-        if not max_epochs:
-            return SAMPLE_END
-        sample, rows = self.cursor.sample, self._rows_of_sources()
-        limits = limits_of(self.stream, max_epochs, rows, sample)
-        end = first_exhausted(self.stream.stages, limits, sample)
+        end = first_end(self.stream, max_epochs, self._rows_of_sources, self.cursor.sample)
         if end is None:
             return SAMPLE_END
         name = self.stream.sources[end.source].dataset
@@ -297,7 +310,7 @@ class FeedStream:
             name,
             max_epochs[name],
             end.sample,
-            end.sample * self.stream.context_length,
+            self.stream.tokens_before(end.sample),
         )
         return end.sample
 
@@ -310,17 +323,18 @@ class FeedStream:
         """
         if not self.definition.is_mixture:
             return {}
+        rows = self._rows_of_sources(self.stream.context_length) if has_read else {}
         rows = {
             number: count
-            for number, count in (self._rows_of_sources() if has_read else {}).items()
+            for number, count in rows.items()
             if self.stream.sources[number].order.HAS_EPOCHS
         }
         return source_stats(self.stream, history, rows)
 
-    def _rows_of_sources(self) -> dict[int, int]:
+    def _rows_of_sources(self, context_length: int) -> dict[int, int]:
         """Return the rows of each source that is still read, per epoch if its order has epochs."""
         return {
-            source.number: self.datasets.rows_of(source.order.NAME, place=place)
+            source.number: self.datasets.rows_of(source.order.NAME, context_length, place=place)
             for place, source in enumerate(self.rest.sources)
         }
 
@@ -356,6 +370,11 @@ class FeedStream:
             pending=self.pending if at is None else self.definition.lengths,
         )
         try:
+            if found.length_end < SAMPLE_END and rest.reads_documents:
+                names = ", ".join(each.dataset for each in rest.sources if each.reads_documents)
+                problem = f"changes, but rows of {names} are pieces of documents, which are others"
+                cure = "give it an order of windows, or name it first behind the change"
+                raise InvalidRequest("context_length", f"{problem} then; {cure}")
             found = found._shaped(cursor.sample)
             if found.datasets is not self.datasets:
                 _require_same_planes(self, found)
@@ -406,20 +425,20 @@ def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:
     asked for, whose rows are counted; the whole one while the corpora of what was read before are
     not known.
     """
-    rest = stream.rest(sample)
-    length = rest.stages[0].context_length
-    same = takewhile(lambda stage: stage.context_length == length, rest.stages)
-    rest = rest.with_stages(same).rest(sample)
+    rest, first = stream.rest(sample), stream.place_of(sample)
+    length = stream.stages[first].context_length
+    same = list(takewhile(lambda stage: stage.context_length == length, stream.stages[first:]))
     names = {each.dataset for each in definition.stream.sources} if definition.is_mixture else set()
     numbers = set(rest.numbers)
     # Of several sources of one dataset, the last one is read from now on.
     last = {each.dataset: each.number for each in stream.sources}
     numbers |= {number for name, number in last.items() if name in names}
     if not all(each.corpus or each.number in numbers for each in stream.sources):
-        return stream
+        return stream.with_stages([*stream.stages[:first], *same])
     sources = tuple(each for each in stream.sources if each.number in numbers)
     redactions = tuple(each for each in stream.redactions if each.source in numbers)
-    return replace(rest, sources=sources, redactions=redactions)
+    shared = rest.stages[: len(same)]
+    return replace(rest, sources=sources, stages=shared, redactions=redactions)
 
 
 def _datasets_of(stream: Stream) -> list[tuple[object, ...]]:

@@ -92,13 +92,10 @@ def _require_changeable(definition: Definition, begin: Position, options: FeedOp
     begin: of the stream.
     """
     length, lengths = definition.stream.context_length, definition.lengths
-    if definition.is_mixture:
-        problem = "has several values, but a mixture has one; pass one"
-        raise InvalidRequest("context_length", problem)
-    if definition.stream.reads_documents:
-        order = definition.stream.sources[0].order.NAME
-        problem = f"has several values, but rows of {order} are other pieces at each; pass one"
-        raise InvalidRequest("context_length", problem)
+    for source in definition.stream.sources:
+        if source.reads_documents:
+            rows = f"rows of {source.order.NAME} are other pieces at each"
+            raise InvalidRequest("context_length", f"has several values, but {rows}; pass one")
     require_uncounted(options["num_batches"])
     step, first = options["start_step"], lengths[0].begin.sample(definition.stream.sample_at)
     if begin.batch_first_sample(step) > first:

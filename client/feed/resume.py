@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.position import SAMPLE_END
-from tokenfeed.stream.schedule import resized_stage
+from tokenfeed.stream.schedule import Rows, placed, resized_stage
 from tokenfeed.stream.stage import (
     CHANGED,
     FACTS,
+    LENGTH,
     RESUMED,
     Corpus,
     Redaction,
@@ -75,8 +77,10 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     definition = own.definition.stream
     mine = [replace(each, corpus=corpora.get(each.dataset)) for each in definition.sources]
     asked, of_groups = _with_groups(replace(definition, sources=tuple(mine)), state.stream)
-    is_mixture = own.definition.is_mixture
-    plan = _mixture(asked, state, allow) if is_mixture else _dataset(own, asked, state, allow)
+    if own.definition.is_mixture:
+        plan = _mixture(asked, state, allow, own.rows_of)
+    else:
+        plan = _dataset(own, asked, state, allow)
     redactions, messages = _redactions(definition, plan, state, allow)
     stream = replace(plan.stream, redactions=redactions)
     found = own.with_stream(stream, owner=owner, at=(plan.sample, state.history))
@@ -85,8 +89,8 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
         lengths = {each.context_length for each in stream.rest(plan.sample).stages}
         if len(lengths) > 1:
             require_uncounted(found.request.num_batches)
-        for length in () if is_mixture else lengths - {own.context_length}:
-            found.require_rows(length)  # counted now: statistics do not wait for them
+        for length in lengths - {own.context_length}:
+            found.count_rows(length)  # now: statistics do not wait for them
         messages += _other_planes(state, found, allow)
     except BaseException:
         found.close_unless(own)
@@ -167,8 +171,8 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     stream, now_number = _with_source(saved, source, length)
     if names == {"context_length"} and (source.order.BLOCK_TOKENS or not source.order.HAS_EPOCHS):
         own.require_rows(length)
-        new = resized_stage(stage, begin, length, theirs, own.rows_at_length, RESUMED)
-        messages.append(f"context length changes sample={new.first_sample} context_length={length}")
+        origin = RESUMED | LENGTH
+        new = resized_stage(stage, begin, length, stream.sources, own.rows_of, origin)
         goes_on = sample
     else:
         goes_on = begin
@@ -192,7 +196,12 @@ def _length_of(begun: Stages, own: int) -> int:
 
     begun: the stages up to that one.  own: of the feed.
     """
-    asked = next((each for each in reversed(begun) if not each.origin & CHANGED), begun[-1])
+    other = [
+        later
+        for one, later in pairwise(begun)
+        if one.context_length != later.context_length and not later.origin & CHANGED
+    ]
+    asked = other[-1] if other else begun[0]
     return begun[-1].context_length if asked.context_length == own else own
 
 
@@ -367,36 +376,30 @@ def _rows_before(own: FeedStream, theirs: Source, length: int) -> int:
 # --- a feed of a mixture ---
 
 
-def resumed_mixture(definition: Stream, state: State, allow: Collection[str]) -> Stream:
+def resumed_mixture(definition: Stream, state: State, allow: Collection[str], rows: Rows) -> Stream:
     """Return the stream that a feed of a mixture reads once it has loaded a state; for `tokenfeed
     plan`. Unlike `resumed`, this returns no messages about what differs.
 
     definition: what the feed was asked for, with its corpora.  allow: as of `Feed.load_state_dict`;
-    the caller has refused values that are not valid.
+    the caller has refused values that are not valid.  rows: as for `resized_stage`.
     Raises: StreamMismatch, as `Feed.load_state_dict` does; planes and ranks are not compared.
     """
     definition, _ = _with_groups(definition, state.stream)
-    plan = _mixture(definition, state, allow)
+    plan = _mixture(definition, state, allow, rows)
     redactions, _ = _redactions(definition, plan, state, allow)
     return replace(plan.stream, redactions=redactions)
 
 
-def _mixture(mine: Stream, state: State, allow: Collection[str]) -> _Plan:
-    """Return the mixture that continues a state; as `_dataset`."""
+def _mixture(mine: Stream, state: State, allow: Collection[str], rows: Rows) -> _Plan:
+    """Return the mixture that continues a state; as `_dataset`.  rows: as for `resized_stage`."""
     saved = renamed(state.stream, mine)
     rest = saved.rest(state.sample)
-    if messages := _lengths_dropped(rest):
-        # Of a run over one dataset: a mixture has one context length.
-        present = saved.stages[: saved.place_of(state.sample) + 1]
-        state = state._replace(stream=saved.with_stages(present))
-        plan = _mixture(mine, state, allow)
-        return plan._replace(messages=messages + plan.messages)
     is_one = rest.is_plain and len(rest.sources) == 1
     goes_on = MIXTURE in allow or {"order", "fingerprint"} <= set(allow)
     if not (is_one and saved.is_plain and not mine.stages[0].is_plain):
         try:
-            _require_same_mixture(mine, saved)
-            return _continued(mine, saved, state, allow=MIXTURE in allow and not is_one)
+            _require_same_mixture(mine, saved, state.sample)
+            return _continued(mine, saved, state, rows, allow=MIXTURE in allow and not is_one)
         except StreamMismatch:
             if not (is_one and goes_on):
                 raise
@@ -404,29 +407,31 @@ def _mixture(mine: Stream, state: State, allow: Collection[str]) -> _Plan:
         problem = "the state is of one dataset; pass dataset= in place of mixture="
         cure = "allow=('mixture',) to begin the mixture at its sample"
         raise StreamMismatch(MIXTURE, f"{problem}, or {cure}")
-    return _begun_behind(mine, saved, rest, state, allow)
+    return _begun_behind(mine, saved, rest, state, allow, rows)
 
 
-def _require_same_mixture(mine: Stream, saved: Stream) -> None:
+def _require_same_mixture(mine: Stream, saved: Stream, sample: int) -> None:
     """Raise StreamMismatch if a mixture has another context length or seed than a state."""
-    values = [("context_length", saved.context_length, mine.context_length)]
-    if not saved.is_plain:
-        values.append(("seed", saved.seed, mine.seed))
-    for name, before, now in values:
-        if before != now:
-            problem = f"the state was saved with {before}, but this mixture has {now}"
-            cure = f"pass {name}={before}; a mixture cannot change it, also not by allow"
-            raise StreamMismatch(name, f"{problem}; {cure}")
+    begun = saved.stages[: saved.place_of(sample) + 1]
+    before, now = begun[-1].context_length, _length_of(begun, mine.context_length)
+    if before != now:
+        problem = f"the state was saved with {before}, but this mixture has {now}"
+        cure = f"pass context_length={before}, and call change_context_length({now}) then"
+        raise StreamMismatch("context_length", f"{problem}; {cure}")
+    if not saved.is_plain and saved.seed != mine.seed:
+        problem = f"the state was saved with {saved.seed}, but this mixture has {mine.seed}"
+        cure = f"pass seed={saved.seed}; a mixture cannot change it, also not by allow"
+        raise StreamMismatch("seed", f"{problem}; {cure}")
 
 
 def _begun_behind(
-    mine: Stream, saved: Stream, rest: Stream, state: State, allow: Collection[str]
+    mine: Stream, saved: Stream, rest: Stream, state: State, allow: Collection[str], rows: Rows
 ) -> _Plan:
     """Return the mixture that begins where a run over one dataset was saved.
 
     rest: of the saved stream, one source.  The others, and Raises: as for `_mixture`.
     """
-    (theirs,), length = rest.sources, rest.context_length
+    (theirs,), length = rest.sources, rest.stages[0].context_length
     ours = next((each for each in mine.sources if each.dataset == theirs.dataset), None)
     messages: tuple[str, ...] = ()
     if ours is not None and ours.corpus is not None:
@@ -435,17 +440,25 @@ def _begun_behind(
     elif length != mine.context_length:
         messages = _allowed([("context_length", length, mine.context_length)], allow)
     begin = state.history.ahead_of(state.sample)
-    found = _continued(mine, saved, state._replace(sample=begin), allow=True, may_differ=True)
+    state = state._replace(sample=begin)
+    found = _continued(mine, saved, state, rows, allow=True, may_differ=True)
     return found._replace(messages=messages + found.messages)
 
 
 def _continued(
-    mine: Stream, saved: Stream, state: State, *, allow: bool, may_differ: bool = False
+    mine: Stream,
+    saved: Stream,
+    state: State,
+    rows: Rows,
+    *,
+    allow: bool,
+    may_differ: bool = False,
 ) -> _Plan:
     """Return the mixture whose stages `continued` gives.
 
-    saved: the stream of the state, with the names of this mixture.  may_differ: whether sources
-    that were read may have other facts now; then both are sources.
+    saved: the stream of the state, with the names of this mixture.  rows: as for `resized_stage`.
+    may_differ: whether the context length may be that of this mixture, and sources that were read
+    may have other facts now; then both are sources.
     """
     begin = state.history.ahead_of(state.sample)
     past = {number for each in saved.stages for number in _read(each, begin)}
@@ -454,9 +467,14 @@ def _continued(
     numbers = {each.number: number_by_name[each.dataset] for each in mine.sources}
     stages = [_renumbered(stage, numbers) for stage in mine.stages]
     names = [each.dataset for each in sources]
-    if saved.context_length != mine.context_length:
-        _require_begun(saved, past, stages[-1], sources, mine.context_length)
-    found, messages = continued(saved, stages, begin, names, allow=allow)
+    length = None
+    if may_differ and saved.stages[saved.place_of(begin)].context_length != mine.context_length:
+        length = mine.context_length
+        _require_begun(saved, past, stages[-1], sources, length)
+    place = partial(placed, sources, rows)
+    found, messages = continued(
+        saved, stages, begin, names, place, allow=allow, context_length=length
+    )
     stream = Stream(mine.seed, sources, found, saved.redactions)
     return _Plan(stream, state.sample, _numbers_now(saved, sources), messages)
 

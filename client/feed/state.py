@@ -22,6 +22,7 @@ from tokenfeed.stream.stage import (
     BLOCK_MAX,
     CHANGED,
     FACTS,
+    LENGTH,
     RESUMED,
     SEED_END,
     SOURCES_END,
@@ -58,7 +59,7 @@ _STAGE = {
     "first_sample": _SAMPLES,
     "context_length": _LENGTHS,
     "asked": _SAMPLES,
-    "origin": (0, (CHANGED | RESUMED) + 1),
+    "origin": (0, (CHANGED | RESUMED | LENGTH) + 1),
 }
 _SHARE = {"source": _SOURCES, "weight": (0, BLOCK_MAX + 1), "base": _SAMPLES}
 _WEIGHT = {"source": _SOURCES, "weight": (1, BLOCK_MAX + 1)}
@@ -97,7 +98,7 @@ def folded(stream: Stream, sample: int) -> Stream:
     if not dropped:
         return stream
     # A feed that loads it compares its definition, which no change shows.
-    asked = [tuple(stage.weights.items()) for stage in dropped if stage.origin != CHANGED]
+    asked = [tuple(stage.weights.items()) for stage in dropped if not stage.is_change]
     first = replace(stages[0], defined=asked[-1] if asked else dropped[0].defined)
     return stream.with_stages((first, *stages[1:]))
 
@@ -244,7 +245,22 @@ def read_stream(name: str, value: Any) -> Stream:
     if _hash(f"{name}.hash", digest).hex() != (own := plain_stream(stream)[7]):
         problem = f"{digest} is not that of these values, {own}; they were changed or damaged"
         raise InvalidRequest(f"{name}.hash", problem)
-    return stream
+    return _with_lengths(stream)
+
+
+def _with_lengths(stream: Stream) -> Stream:
+    """Return a stream whose stages say that they change the context length: the first states did
+    not have it. A stage that a load put at its sample, in another order, is never moved.
+    """
+    groups = {each.number for each in stream.sources if each.order.BLOCK_TOKENS}
+    found = {
+        later.index: replace(later, origin=later.origin | LENGTH)
+        for one, later in pairwise(stream.stages)
+        if one.context_length != later.context_length
+        and one.weights == later.weights
+        and (later.origin & CHANGED or groups >= {*later.weights})
+    }
+    return stream.with_stages(found.get(each.index, each) for each in stream.stages)
 
 
 def _require_pieces(name: str, stream: Stream) -> None:

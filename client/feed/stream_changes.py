@@ -7,14 +7,16 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
-from tokenfeed.errors import InvalidRequest
+from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, require_range
-from tokenfeed.stream.schedule import placed_by_weights, planned_stage, resized_stage
-from tokenfeed.stream.stage import CHANGED, Redaction, Stage
+from tokenfeed.stream.schedule import left_out, placed, planned_stage
+from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction, Stage
+from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import integer
-from .changes import require_ahead, with_change, with_redaction
+from .changes import require_ahead, with_change, with_declared, with_length, with_redaction
 from .feed_stream import FeedStream
 from .lengths import require_uncounted, require_whole_rows
 from .mixture.recipe import checked_weights, read_list
@@ -40,7 +42,10 @@ def reweighted(own: FeedStream, weights: object, at_sample: int | None, owner: o
     numbers = {source.dataset: source.number for source in stream.sources}
     samples_of = {numbers[name]: count for name, count in by_name.items() if count}
     new = planned_stage(stream.context_length, at, samples_of, CHANGED)
-    stages, begin = with_change(stream.stages, new, ahead, "weights", or_later=at_sample is None)
+    place = partial(placed, stream.sources, own.rows_of)
+    stages, begin = with_change(
+        stream.stages, new, ahead, "weights", place, or_later=at_sample is None
+    )
     if stages == own.stream.stages:
         return own, begin
     return own.with_stream(stream.with_stages(stages), owner=owner), begin
@@ -59,16 +64,15 @@ def resized(
     """
     at, ahead = _asked(own, at_sample)
     length = integer("context_length", context_length)
-    if own.definition.is_mixture:
-        problem = "of a mixture cannot change during a run: its sources are not between two"
-        raise InvalidRequest("context_length", f"{problem} groups at the same sample")
     if own.definition.lengths:
         # A restart could not tell a change that was replaced from one that is missing.
         problem = "was given with several values: declare this change with them"
         raise InvalidRequest("context_length", problem)
     require_uncounted(own.request.num_batches)
     sized = own if batch_size is None else _sized(own, length, batch_size)
-    return _with_length(sized, length, at, ahead, or_later=at_sample is None)
+    later = at_sample is None
+    stream, begin = _with_length(sized, own.stream, length, at, ahead, or_later=later)
+    return sized.with_stream(stream, owner=None), begin
 
 
 def _sized(own: FeedStream, length: int, batch_size: int) -> FeedStream:
@@ -90,64 +94,75 @@ def _sized(own: FeedStream, length: int, batch_size: int) -> FeedStream:
 
 
 def _with_length(
-    own: FeedStream, length: int, at_sample: int, ahead: int, *, or_later: bool
-) -> Change:
-    """Return this with a context length from a sample on, and where that begins, as of
-    `with_change`.
+    own: FeedStream, stream: Stream, length: int, at_sample: int, ahead: int, *, or_later: bool
+) -> tuple[Stream, int]:
+    """Return a stream with a context length from a sample on, and where that begins, as of
+    `with_length`; the rows of its datasets are counted.
     """
-    new = planned_stage(length, at_sample, {own.source.number: 1}, CHANGED)
-    own.rest.with_stages([new])  # checks the length, before rows are counted
-    if not own.source.reads_documents:
-        own.require_rows(length)
-    stages, begin = with_change(
-        own.stream.stages, new, ahead, "context_length", partial(_placed, own), or_later=or_later
+    own.rest.with_stages([replace(own.stage, context_length=length)])  # checks it, before they are
+    if not own.rest.reads_documents:
+        own.count_rows(length)
+    place = partial(placed, stream.sources, own.rows_of)
+    stream, begin = with_length(
+        stream, length, at_sample, ahead, place, own.definition, or_later=or_later
     )
-    require_whole_rows([stage.context_length for stage in stages], own.batch_sizes)
-    return own.with_stream(own.stream.with_stages(stages), owner=None), begin
-
-
-def _placed(own: FeedStream, last: Stage, planned: Stage) -> Stage:
-    """Return a planned stage of a context length where it begins, as `place` of `scheduled`."""
-    source, length = own.source, planned.context_length
-    if length == last.context_length and not source.order.BLOCK_TOKENS:
-        return placed_by_weights(last, planned)
-    # Also of the same length: it begins where the change does that it takes back.
-    rows, origin = own.rows_at_length, planned.origin
-    return resized_stage(last, planned.asked, length, source, rows, origin)
+    require_whole_rows([stage.context_length for stage in stream.stages], own.batch_sizes)
+    return stream, begin
 
 
 def declared(own: FeedStream) -> FeedStream:
-    """Return what is read with the context lengths that the user declared, where they begin. Of
-    those that are asked for before all that was delivered, the last one begins as soon as
-    possible, unless the stream has had it. Waits for the datasets if there are such.
+    """Return what is read with the context lengths that the user declared, where they begin. Waits
+    for the datasets if there are such.
 
-    Raises: InvalidRequest if one cannot begin there; TokenfeedError.
+    Raises: as `with_declared`; TokenfeedError.
     """
     if not own.pending or own.datasets.closed:
         return own
     _, _, history = own.cursor.now
-    ahead, found, before = history.end_sample, replace(own, pending=()), 0
-    for n, each in enumerate(own.pending):
-        asked, length = each.begin.sample(found.stream.sample_at), each.context_length
-        if asked < before and before > ahead:  # one is by tokens, which are samples only now
-            problem = f"{length} is asked for at sample {asked}, behind one at {before}"
-            raise InvalidRequest("context_length", f"{problem}; declare them in this order")
-        before = asked
-        is_known = any(
-            (stage.asked, stage.context_length) == (asked, length) for stage in found.stream.stages
-        )
-        later = own.pending[n + 1 : n + 2]
-        is_over = any(one.begin.is_before(found.stream, ahead) for one in later)
-        if is_known or is_over:
+    found = replace(own, pending=())
+    ahead = history.end_sample
+
+    def changed(stream: Stream, length: int, at_sample: int) -> Stream:
+        return _with_length(own, stream, length, at_sample, ahead, or_later=True)[0]
+
+    return found.with_stream(with_declared(own.stream, own.pending, ahead, changed), owner=None)
+
+
+def log_lengths(before: FeedStream, now: FeedStream) -> None:
+    """Log each change of the context length that is ahead in what is read, and what sources leave
+    out there.
+
+    before: what was read until now, with changes that were logged.
+    """
+    known = {_begin(*pair) for pair in pairwise(before.stream.stages)}
+    for last, stage in pairwise(now.stream.stages):
+        is_ahead = stage.first_sample >= now.cursor.sample
+        if last.context_length == stage.context_length or not is_ahead:
             continue
-        try:
-            found, begin = _with_length(found, length, max(asked, ahead), ahead, or_later=True)
-        except InvalidRequest as error:
-            problem = f"{length} from sample {asked} on: {error}"
-            raise InvalidRequest("context_length", problem) from None
+        if _begin(last, stage) in known:
+            continue
+        sample, length = stage.first_sample, stage.context_length
         message = "context length changes sample=%d context_length=%d asked=%d"
-        _LOG.info(message, begin, length, asked)
-    return found
+        _LOG.log(
+            logging.WARNING if stage.origin & RESUMED else logging.INFO,
+            message,
+            sample,
+            length,
+            stage.asked,
+        )
+        try:
+            left = left_out(last, stage, now.rest.sources, now.rows_of)
+        except TokenfeedError as error:  # servers are away, and the change stays as it is
+            _LOG.warning("rows that are left out are not counted sample=%d: %s", sample, error)
+            continue
+        for number, rows in left.items():
+            name, tokens = now.stream.sources[number].dataset, rows * last.context_length
+            message = "rows are left out sample=%d source=%s rows=%d tokens=%d"
+            _LOG.warning(message, sample, name, rows, tokens)
+
+
+def _begin(last: Stage, stage: Stage) -> tuple[object, ...]:
+    return last.shares, last.context_length, stage.shares, stage.context_length, stage.first_sample
 
 
 def redacted(

@@ -101,6 +101,11 @@ CASES = {
     "blocks with a context that will grow": Case(
         GROUPS | {"context_length": {"0": LONG, "500": 2 * LONG}}, _reads
     ),
+    "a mixture of blocks with a context that grew": Case(
+        {name: value for name, value in GROUPS.items() if name != "dataset"}
+        | {"mixture": {"weights": {"long": 2}}, "context_length": LONG},
+        _grows,
+    ),
     "packed": Case(CODE | {"order": "packed"}, _reads),
     **{
         f"padded, {long}": Case(CODE | {"order": "padded", "long": long}, _reads)

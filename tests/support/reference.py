@@ -256,24 +256,81 @@ def length_stages(
         first_sample, length, base = found[-1]
         if following == length:
             continue
-        own, n = base + wanted - first_sample, sum(place_counts(order, token_counts, length))
-        later_n = sum(place_counts(order, token_counts, following))
-        if order == "random-1":
-            found.append(LengthStage(wanted, following, own))
+        own = base + wanted - first_sample
+        end, goes_on = _goes_on(order, token_counts, group_blocks, own, (length, following), size)
+        found.append(LengthStage(first_sample + end - base, following, goes_on))
+    return found
+
+
+def _goes_on(
+    order: str,
+    token_counts: list[int],
+    group_blocks: int,
+    own: int,
+    lengths: tuple[int, int],
+    size: int,
+) -> tuple[int, int]:
+    """Up to which own sample a source at `own` reads at the first of two lengths, if it leaves out
+    nothing, and with which one it goes on at the second one.
+    """
+    if order == "random-1" or own == 0:
+        return own, own
+    length, following = lengths
+    n, later_n = (sum(place_counts(order, token_counts, each)) for each in lengths)
+    epoch, x = divmod(own, n)
+    end, goes_on = n, later_n
+    in_blocks = sum(max(0, tokens - 1) // size for tokens in token_counts)
+    if x == 0:
+        end, goes_on = 0, 0
+    elif order != "blocks-1":
+        raise ValueError(f"{own} is within an epoch")
+    elif x <= in_blocks * (size // length):
+        j = _part_of(in_blocks, group_blocks, (x - 1) // (size // length))
+        f = part_begin(in_blocks, group_blocks, j + 1)
+        end, goes_on = f * (size // length), f * (size // following)
+    return epoch * n + end, epoch * later_n + goes_on
+
+
+class GrownStage(NamedTuple):
+    """A stage of a mixture: its T, e_i, weight and base of each source, and how many rows of the
+    length before it each source leaves out.
+    """
+
+    context_length: int
+    stage: Stage
+    left_out: list[int]
+
+
+def grown_stages(
+    sources: list[tuple[str, list[int], int]],
+    asked: list[tuple[int, int | list[int]]],
+    size: int = 2**19,
+) -> list[GrownStage]:
+    """The stages of a mixture: sources are (order, token counts, group_blocks); asked has samples,
+    ascending, with a T or with the weights of all sources; the first two are both at 0.
+    """
+    length, weights = asked[0][1], asked[1][1]
+    assert isinstance(length, int)
+    assert isinstance(weights, list)
+    zeros = [0] * len(weights)
+    found = [GrownStage(length, Stage(0, weights, zeros), zeros)]
+    for wanted, following in asked[2:]:
+        length, (first_sample, weights, bases), _ = found[-1]
+        n = -(-(wanted - first_sample) // sum(weights))
+        begin = first_sample + n * sum(weights)
+        bases = [base + n * weight for base, weight in zip(bases, weights, strict=True)]
+        if isinstance(following, list):
+            found.append(GrownStage(length, Stage(begin, following, bases), zeros))
             continue
-        epoch, x = divmod(own, n)
-        end, goes_on = n, later_n
-        in_blocks = sum(max(0, tokens - 1) // size for tokens in token_counts)
-        if x == 0:
-            end, goes_on = 0, 0
-        elif order != "blocks-1":
-            raise ValueError(f"asked for at {wanted}, within an epoch")
-        elif x <= in_blocks * (size // length):
-            j = _part_of(in_blocks, group_blocks, (x - 1) // (size // length))
-            f = part_begin(in_blocks, group_blocks, j + 1)
-            end, goes_on = f * (size // length), f * (size // following)
-        begin = first_sample + epoch * n + end - base
-        found.append(LengthStage(begin, following, epoch * later_n + goes_on))
+        left, later = [], []
+        for d, (source, own) in enumerate(zip(sources, bases, strict=True)):
+            end, goes_on = _goes_on(*source, own, (length, following), size)
+            if sum(weights) == 1 and weights[d]:
+                begin += end - own
+                end = own
+            left.append(end - own)
+            later.append(goes_on)
+        found.append(GrownStage(following, Stage(begin, weights, later), left))
     return found
 
 
@@ -912,6 +969,7 @@ def golden() -> dict[str, list[dict[str, Any]]]:
         "plane_checksums": list(_golden_plane_checksums()),
         "mixture_samples": list(_golden_mixture_samples()),
         "length_changes": list(_golden_length_changes()),
+        "mixture_length_changes": list(_golden_mixture_length_changes()),
         "padded_rows": list(_golden_padded_rows()),
         "row_samples": list(_golden_row_samples()),
         "redacted_rows": list(_golden_redacted_rows()),
@@ -1185,6 +1243,35 @@ def _golden_length_changes() -> Iterator[dict[str, Any]]:
             "context_lengths": [length for _, length in asked],
             "first_samples": [stage.first_sample for stage in found],
             "bases": [stage.base for stage in found],
+        }
+
+
+def _golden_mixture_length_changes() -> Iterator[dict[str, Any]]:
+    """Within groups of some sources and the rests of others, of sources that pause or come later,
+    and beyond 2^53; before and behind other weights; a source alone, which reads its group.
+    """
+    size = 2**19
+    a = ("blocks-1", [40 * size + 1], 16)
+    b = ("blocks-1", [3 * size, 0, 17 * size + 5, 1000, 50 * size + 300_000], 32)
+    c, d = ("random-1", [10_000_000, 5], 0), ("shuffled-1", [90_001], 0)
+    cases: list[tuple[list[tuple[str, list[int], int]], list[tuple[int, int | list[int]]]]] = [
+        ([a, b], [(0, 512), (0, [3, 1]), (1, 1024), (200_001, 4096)]),
+        ([a, b, c], [(0, 4096), (0, [7, 2, 1]), (2**53, [1, 0, 5]), (2**53 + 9, 8192)]),
+        ([a, b], [(0, 2048), (0, [1, 0]), (5, 1024), (40_000, [2, 3]), (50_001, 2**15)]),
+        ([a, d], [(0, 512), (0, [1, 0]), (3, 1024), (30_000, [1, 1]), (30_173, 2048)]),
+    ]
+    for sources, asked in cases:
+        found = grown_stages(sources, asked)
+        yield {
+            "orders": [order for order, _, _ in sources],
+            "token_counts": [counts for _, counts, _ in sources],
+            "group_blocks": [blocks for _, _, blocks in sources],
+            "asked": [sample for sample, _ in asked[1:]],
+            "context_lengths": [each.context_length for each in found],
+            "weights": [each.stage.weights for each in found],
+            "first_samples": [each.stage.first_sample for each in found],
+            "bases": [each.stage.bases for each in found],
+            "left_out": [each.left_out for each in found],
         }
 
 

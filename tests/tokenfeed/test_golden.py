@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,15 @@ from tokenfeed.sampling.packing import histogram, pack, places
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.stream import identity
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.schedule import first_stage, next_stage, resized_stage
-from tokenfeed.stream.stage import Corpus, Redaction, Share, Source, Stage
+from tokenfeed.stream.schedule import (
+    first_stage,
+    left_out,
+    next_stage,
+    placed,
+    planned_stage,
+    resized_stage,
+)
+from tokenfeed.stream.stage import DEFINED, LENGTH, Corpus, Redaction, Share, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.frame import Frames, checksum
@@ -436,15 +444,46 @@ def test_a_context_length_begins_at_its_published_sample(case: dict[str, Any]) -
     source = Source("", order, 0, group_blocks=blocks)
     shape = Shape(np.array(case["token_counts"], dtype=np.int64))
 
-    def rows(length: int) -> int:
+    def rows(_: Source, length: int) -> int:
         return shape.places(length, has_epochs=order.HAS_EPOCHS).place_count
 
     stages = [first_stage(case["context_lengths"][0], {0: 1})]
     for asked, length in zip(case["asked"][1:], case["context_lengths"][1:], strict=True):
-        stages.append(resized_stage(stages[-1], asked, length, source, rows))
+        stages.append(resized_stage(stages[-1], asked, length, [source], rows))
 
     assert [stage.first_sample for stage in stages] == case["first_samples"]
     assert [stage.shares[0].base for stage in stages] == case["bases"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["mixture_length_changes"])
+def test_a_mixture_goes_on_at_its_published_samples(case: dict[str, Any]) -> None:
+    """Each source with its own group, and with the rows left out that the page says."""
+    counts = [np.array(each, dtype=np.int64) for each in case["token_counts"]]
+    sources = [
+        Source("", orders.find(order), 0, number, group_blocks=blocks)
+        for number, (order, blocks) in enumerate(
+            zip(case["orders"], case["group_blocks"], strict=True)
+        )
+    ]
+
+    def rows(source: Source, length: int) -> int:
+        has_epochs = source.order.HAS_EPOCHS
+        return Shape(counts[source.number]).places(length, has_epochs=has_epochs).place_count
+
+    weights = [dict(enumerate(each)) for each in case["weights"]]
+    stages = [first_stage(case["context_lengths"][0], weights[0])]
+    for asked, own, length in zip(
+        case["asked"][1:], weights[1:], case["context_lengths"][1:], strict=True
+    ):
+        last = stages[-1]
+        kind = LENGTH if length != last.context_length else DEFINED
+        stages.append(placed(sources, rows, last, planned_stage(length, asked, own, kind)))
+
+    assert [stage.first_sample for stage in stages] == case["first_samples"]
+    assert [[share.base for share in stage.shares] for stage in stages] == case["bases"]
+    for (last, stage), expected in zip(pairwise(stages), case["left_out"][1:], strict=True):
+        found = left_out(last, stage, sources, rows)
+        assert [found.get(source.number, 0) for source in sources] == expected
 
 
 @pytest.mark.parametrize("case", GOLDEN["mixture_samples"])

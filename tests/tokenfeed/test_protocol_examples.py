@@ -141,6 +141,19 @@ def test_other_context_lengths_begin_where_the_page_says() -> None:
         assert f"begins at sample {begin}, with" in section(4)
 
 
+def test_the_sources_of_a_mixture_go_on_at_another_length_where_the_page_says() -> None:
+    """Without this another client leaves out other rows, or none."""
+    a = ("blocks-1", [40 * 2**19 + 1], 16)
+    b = ("blocks-1", [3 * 2**19, 0, 17 * 2**19 + 5, 1000, 50 * 2**19 + 300_000], 32)
+
+    found = reference.grown_stages([a, b], [(0, 512), (0, [3, 1]), (1, 1024), (200_001, 4096)])
+
+    for length, (begin, weights, bases), left in found[1:]:
+        assert (length, weights) in [(1024, [3, 1]), (4096, [3, 1])]
+        example = f"stage begins at sample {begin}, with the bases {bases[0]} and {bases[1]}; "
+        assert f"{example}{left[0]} and {left[1]} rows are left out." in section(4)
+
+
 def test_the_fingerprints_are_those_on_the_page() -> None:
     """Of one file with three tokens, and of two files and two blocks."""
     text = section(5)

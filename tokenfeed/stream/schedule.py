@@ -3,8 +3,8 @@
 The samples of a stage come in blocks, each with a fixed number of samples of every source
 (stage.py). A stage is asked for at a sample, and begins at the first end of a block at or behind
 it: only at the end of a block no source has left out a sample. A stage of another context length
-begins where one source has read whole groups of blocks, or an epoch. docs/protocol.md, Streams, has
-the formulas.
+begins where the only source has read whole groups of blocks, or an epoch; of several, each goes on
+with its next group. docs/protocol.md, Streams, has the formulas.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from typing import NamedTuple
 
 from ..errors import InvalidRequest
 from .position import SAMPLE_END
-from .stage import DEFINED, FIRST_PREVIOUS, Share, Source, Stage
+from .stage import DEFINED, FIRST_PREVIOUS, LENGTH, Share, Source, Stage
+
+Rows = Callable[[Source, int], int]
+"""Returns the rows per epoch of a source at a context length. Of an order with groups it is asked
+for BLOCK_TOKENS too: each row is a whole block then.
+"""
 
 
 def first_stage(context_length: int, weights: Mapping[int, int]) -> Stage:
@@ -53,57 +58,128 @@ def resized_stage(
     last: Stage,
     asked: int,
     context_length: int,
-    source: Source,
-    rows: Callable[[int], int],
+    sources: Sequence[Source],
+    rows: Rows,
     origin: int = DEFINED,
 ) -> Stage:
-    """Return the stage that follows another one at another context length. It begins at the first
-    sample at or behind the one that it is asked for at, where what is left of the epoch has the
-    same tokens at both lengths; so no token of a whole block is left out, and none comes twice.
+    """Return the stage that follows another one at another context length, with its weights.
 
-    An order with groups of blocks goes on with its next group, and behind its last one with the
-    next epoch. An order without epochs goes on at once. Every other order changes only between two
-    epochs: windows of another length are other ones.
-    last: the stage before it, of one source with weight 1.  asked: at least last.first_sample.
-    context_length: T of the new stage.  source: that of `last`.  rows: returns the rows per epoch
-    of its dataset at a context length, at least 1 at those of both stages. Of an order with groups
-    it is asked for BLOCK_TOKENS too: each row is a whole block then.  origin: as for `next_stage`.
-    Raises: InvalidRequest in the middle of an epoch, naming the sample at which the next one
-    begins, or for an order over documents; SamplesExhausted as `next_stage` does.
+    If blocks have one sample, it begins at the first sample at or behind the one that it is asked
+    for at, where what is left of the epoch has the same tokens at both lengths: an order with
+    groups of blocks goes on with its next group, and behind its last one with the next epoch. So no
+    token of a whole block is left out, and none comes twice. Other orders with epochs change only
+    between two of them: windows of another length are other ones.
+    Else it begins at the first end of a block. There each source goes on in the same way, and what
+    is left of its group is left out, as `left_out` says; also of sources that pause. An order
+    without epochs goes on at once.
+    last: the stage before it.  asked: at least last.first_sample.  context_length: T of the new
+    stage.  sources: of the stream.  rows: as of Rows, at least 1 at the lengths of both stages.
+    origin: as for `next_stage`.
+    Raises: InvalidRequest in the middle of an epoch of another order, or if more than a group would
+    be left out, naming the sample from which on that is not so; or for an order over documents;
+    SamplesExhausted as `next_stage` does.
     """
-    ((number, _, base),) = last.active
-    if source.reads_documents:
-        problem = f"cannot change during a run: rows of {source.order.NAME} are other pieces then"
-        cure = "save a state at the end of an epoch, and resume with allow=('context_length',)"
-        raise InvalidRequest("context_length", f"{problem}; {cure}")
-    own = base + asked - last.first_sample
-    end, new_base = own, own
-    if source.order.HAS_EPOCHS:
-        before, now = rows(last.context_length), rows(context_length)
-        epoch, seen = divmod(own, before)
-        # Of this epoch: (behind which row, before which row of the other length) both have read the
-        # same tokens.
-        meeting = (0, 0) if seen == 0 else (before, now)
-        if seen and (size := source.order.BLOCK_TOKENS):
-            of_block = size // last.context_length
-            blocks, block = rows(size), -(-seen // of_block)
-            if block <= blocks:
-                turn = _end_of_group(block, blocks, source.group_blocks)
-                meeting = turn * of_block, turn * (size // context_length)
-        end, new_base = epoch * before + meeting[0], epoch * now + meeting[1]
-        if end > own and not source.order.BLOCK_TOKENS:
-            begin = last.first_sample + end - base
-            problem = f"{asked} is within an epoch of {source.order.NAME}, which has other windows"
-            cure = f"pass {begin}, where epoch {epoch + 1} begins, or use order='blocks'"
-            raise InvalidRequest("at_sample", f"{problem} at another context length; {cure}")
-    return Stage(
-        last.index + 1,
-        last.first_sample + end - base,
-        context_length,
-        (Share(number, 1, new_base),),
-        asked=asked,
-        origin=origin,
-    )
+    by_number = {source.number: source for source in sources}
+    blocks = last.blocks_before(asked)
+    begin, shares = last.first_sample + blocks * last.block_size, list[Share]()
+    for number, weight, base in last.shares:
+        source, own = by_number[number], base + blocks * weight
+        reads_on = last.is_plain and weight > 0
+        if source.reads_documents:
+            raise _no_windows(source, is_alone=len(last.shares) == 1)
+        meeting = own, own
+        if context_length != last.context_length or (reads_on and source.order.BLOCK_TOKENS):
+            meeting = _meeting(source, own, last.context_length, context_length, rows)
+        end, goes_on = meeting
+        if end > own and not (reads_on and source.order.BLOCK_TOKENS):
+            _require_group(last, asked, source, own, end, rows)
+        if reads_on:
+            begin += end - own
+        shares.append(Share(number, weight, goes_on))
+    return Stage(last.index + 1, begin, context_length, tuple(shares), asked=asked, origin=origin)
+
+
+def left_out(
+    last: Stage, following: Stage, sources: Iterable[Source], rows: Rows
+) -> dict[int, int]:
+    """Return how many rows of a stage are left out by sources where the context length changes
+    behind it, by their numbers: at most those of a group of each. Without those that leave none.
+
+    last, following: stages; the second one as of `resized_stage`.  sources: of which to count.
+    rows: as of Rows.
+    """
+    by_number, found = {source.number: source for source in sources}, dict[int, int]()
+    length, other = last.context_length, following.context_length
+    blocks = last.blocks_before(following.first_sample)
+    for number, weight, base in last.shares if length != other else ():
+        source = by_number.get(number)
+        if source is not None and source.order.BLOCK_TOKENS and not (last.is_plain and weight):
+            own = base + blocks * weight
+            end, _ = _meeting(source, own, length, other, rows)
+            found[number] = end - own
+    return {number: count for number, count in found.items() if count}
+
+
+def _meeting(source: Source, own: int, length: int, other: int, rows: Rows) -> tuple[int, int]:
+    """Return the first own sample of a source at or behind one, from which on what is left of the
+    epoch has the same tokens at two context lengths, and the own sample there at the other length.
+
+    own, length: in rows of this length.  other: the other length.  rows: as of Rows.
+    """
+    if not own or not source.order.HAS_EPOCHS:
+        return own, own
+    before, now = rows(source, length), rows(source, other)
+    epoch, seen = divmod(own, before)
+    # Of this epoch: (behind which row, before which row of the other length) both have read the
+    # same tokens.
+    meeting = (0, 0) if seen == 0 else (before, now)
+    if seen and (size := source.order.BLOCK_TOKENS):
+        of_block = size // length
+        blocks, block = rows(source, size), -(-seen // of_block)
+        if block <= blocks:
+            turn = _end_of_group(block, blocks, source.group_blocks)
+            meeting = turn * of_block, turn * (size // other)
+    return epoch * before + meeting[0], epoch * now + meeting[1]
+
+
+def _no_windows(source: Source, *, is_alone: bool) -> InvalidRequest:
+    """Return the error of a source over documents.  is_alone: whether no other source is read."""
+    problem = f"cannot change during a run: rows of {source.order.NAME} are other pieces then"
+    cure = "save a state at the end of an epoch, and resume with allow=('context_length',)"
+    if not is_alone:
+        cure = f"give {source.dataset!r} the order 'blocks' or 'random' from the beginning"
+    return InvalidRequest("context_length", f"{problem}; {cure}")
+
+
+def _require_group(last: Stage, asked: int, source: Source, own: int, end: int, rows: Rows) -> None:
+    """Raise InvalidRequest unless a source has groups of blocks, and leaves out at most one.
+
+    last, asked, rows: as for `resized_stage`.  own, end: own samples that would be left out.
+    """
+    (share,) = (share for share in last.shares if share.source == source.number)
+    size, length = source.order.BLOCK_TOKENS, last.context_length
+    of = "" if last.is_plain and share.weight else f" of {source.dataset!r}"
+    most = source.group_blocks * (size // length)
+
+    def begin(own_sample: int) -> int:
+        blocks = -(-(own_sample - share.base) // share.weight)
+        return last.first_sample + blocks * last.block_size
+
+    if not size:
+        problem = f"{asked} is within an epoch{of} of {source.order.NAME}, which has other windows"
+        problem += " at another context length"
+        cure = "give it the order 'blocks' or 'random' from the beginning"
+        if not of:
+            epoch = end // rows(source, length)
+            cure = f"pass {begin(end)}, where epoch {epoch} begins, or use order='blocks'"
+    elif end - own > most:
+        problem = f"{asked} would leave out {end - own} rows{of}, more than a group of {most}"
+        cure = "it pauses: change its weight first, until fewer are left of its epoch"
+        if share.weight:
+            cure = f"pass {begin(end - most)}, from which on fewer are left of its epoch"
+    else:
+        return
+    raise InvalidRequest("at_sample", f"{problem}; {cure}")
 
 
 def _end_of_group(block: int, blocks: int, group_blocks: int) -> int:
@@ -137,6 +213,18 @@ def planned_stage(
 def placed_by_weights(last: Stage, planned: Stage) -> Stage:
     """Return a planned stage where it begins behind another one, as `next_stage` says."""
     return next_stage(last, planned.asked, planned.weights, planned.origin)
+
+
+def placed(sources: Sequence[Source], rows: Rows, last: Stage, planned: Stage) -> Stage:
+    """Return a planned stage, of weights or of a context length, where it begins behind another
+    one.
+
+    sources, rows, and Raises: as for `resized_stage`.
+    """
+    if not planned.origin & LENGTH:
+        return placed_by_weights(last, planned)
+    length, origin = planned.context_length, planned.origin
+    return resized_stage(last, planned.asked, length, sources, rows, origin)
 
 
 def scheduled(

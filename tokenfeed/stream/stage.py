@@ -25,9 +25,11 @@ STAGE_END = SOURCES_END = 1 << 32
 HASH_BYTES = 32
 FIRST_PREVIOUS = bytes(HASH_BYTES)
 """What the identity of stage 0 has in place of a stage before it."""
-DEFINED, CHANGED, RESUMED = 0, 1, 2
+DEFINED, CHANGED, RESUMED, LENGTH = 0, 1, 2, 4
 """Bits that say where a stage comes from: none, the feed's definition; CHANGED, a change while the
 feed ran; RESUMED, a feed of another definition that continued with this stage. Both may be set.
+LENGTH says what changes: the context length, and the weights are those of the stage before it. A
+stage without this bit has the context length of the stage before it.
 """
 FACTS: dict[str, type] = {"order": str, "seed": int}
 """Fields of a source that decide at which place of its corpus each of its samples is, by their
@@ -151,9 +153,10 @@ class Stage:
     32 bytes, FIRST_PREVIOUS for stage 0; b"" while it is not known.
 
     On the following no row depends.  asked: the sample that the stage was asked for at.  origin:
-    who asked: DEFINED, CHANGED or RESUMED.  defined: (number of a source, weight) of the
-    last stage that a definition, and no change, has made, if a saved state has dropped that stage;
-    else empty. A feed that loads the state compares its own definition with these weights.
+    who asked for what: bits of DEFINED, CHANGED, RESUMED and LENGTH.  defined: (number of a source,
+    weight) of the last stage that a definition, and no change, has made, if a saved state has
+    dropped that stage; else empty. A feed that loads the state compares its own definition with
+    these weights.
     Raises: InvalidRequest or SamplesExhausted, naming the field and its limit.
     """
 
@@ -201,6 +204,11 @@ class Stage:
     def is_plain(self) -> bool:
         """Whether blocks have one sample, so that nothing is permuted within them."""
         return self.block_size == 1
+
+    @property
+    def is_change(self) -> bool:
+        """Whether a change while a feed ran, and no definition, has made it."""
+        return self.origin & ~LENGTH == CHANGED
 
     @property
     def weights(self) -> dict[int, int]:

@@ -147,6 +147,13 @@ def _add_plan(commands: _Commands) -> None:
     number = partial(add, type=int)
     number("--context-length", metavar="T", help="tokens of x in a row; default: that of --state")
     add(
+        "--change-context-length",
+        action="append",
+        metavar="WHEN=T",
+        help='another one from a sample or a number of tokens on, such as "2e11 tokens=32768"; '
+        "several in ascending order",
+    )
+    add(
         "--order",
         choices=_ORDERS,
         help="order of the feed, for sources that have none in the file (default: shuffled)",

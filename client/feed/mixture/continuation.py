@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.schedule import next_stage, scheduled
-from tokenfeed.stream.stage import CHANGED, RESUMED, Stage
+from tokenfeed.stream.stage import CHANGED, LENGTH, RESUMED, Stage
 from tokenfeed.stream.stream import Stream
 
 Stages = Sequence[Stage]
+Place = Callable[[Stage, Stage], Stage]
+"""As of `scheduled`."""
 _CURE = 'allow=("mixture",) continues with the weights of this mixture'
 
 
 def continued(
-    saved: Stream, own: Stages, sample: int, names: Sequence[str], *, allow: bool
+    saved: Stream,
+    own: Stages,
+    sample: int,
+    names: Sequence[str],
+    place: Place,
+    *,
+    allow: bool,
+    context_length: int | None = None,
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return the stages with which a mixture goes on after a state, and messages to be logged.
 
@@ -30,28 +39,30 @@ def continued(
     Changes behind the saved sample stay if they have a block; else they are dropped, which is
     logged.
     own: stages of the definition, with the source numbers of the state.  sample: the saved one.
-    names: of all sources, by their numbers.  allow: whether to accept every other past: then a
-    stage with the weights of the definition begins at the first end of a block from the saved
-    sample on, and replaces later changes.
+    names: of all sources, by their numbers.  place: as for `scheduled`.  allow: whether to accept
+    every other past: then a stage with the weights of the definition begins at the first end of a
+    block from the saved sample on, and replaces later changes of weights.  context_length: of that
+    stage, which then replaces later changes of the context length too; None is that in force.
     Raises: StreamMismatch, naming what differs; InvalidRequest if a later stage of the definition
     has no block behind that stage.
     """
     stages = saved.stages
-    present = stages[saved.place_of(sample)]
+    present, place = stages[saved.place_of(sample)], _as_stored(stages, place)
+    own = [replace(own[0], context_length=stages[0].context_length), *own[1:]]
     # A change counts from its first row on; where a feed has resumed, that is decided already.
     first = stages[0]
     # What was before the first stage is folded: that one is no change that may be left out.
     is_past = present.origin & RESUMED or (first.index and first.first_sample == sample)
     past = [stage for stage in stages if stage.first_sample < sample + bool(is_past)]
     end, ahead = sample + bool(is_past), stages[len(past) :]
-    defined = first.weights if first.origin != CHANGED else dict(first.defined)
+    defined = first.weights if not first.is_change else dict(first.defined)
     # What was before the first stage is folded.
     if first.index and defined == _in_force(own, first.first_sample):
         own = [first, *(stage for stage in own if stage.asked > first.first_sample)]
-    found, messages = _with_changes(own[:1], own[1:], stages, sample, names)
-    if (join := _joined(stages, own)) is not None:
+    found, messages = _with_changes(own[:1], own[1:], stages, sample, names, place)
+    if (join := _joined(stages, own, place)) is not None:
         begun, later = join
-        again = _with_changes(begun, later, stages[len(begun) :], sample, names)
+        again = _with_changes(begun, later, stages[len(begun) :], sample, names, place)
         if _has_past(again[0], past, end):
             found, messages = again
     if _has_past(found, past, end):
@@ -60,10 +71,9 @@ def continued(
     if len(own) == 1 and in_force.weights == own[0].weights:
         # Marked, so that later states are known too.
         join_here = replace(in_force, origin=in_force.origin | RESUMED)
-        return _with_changes([*past[:-1], join_here], [], ahead, sample, names)
+        return _with_changes([*past[:-1], join_here], [], ahead, sample, names, place)
     if allow:
-        appended, message = _appended(past, own, sample, names)
-        return appended, (message, *_dropped(ahead, names))
+        return _appended(past, own, ahead, sample, names, place, context_length)
     if first.index and own[0] is not first:
         before, now = _shown(defined, names), _shown(_in_force(own, first.first_sample), names)
         problem = f"the state was saved with the weights {before}, but this mixture has {now}"
@@ -71,7 +81,22 @@ def continued(
     raise StreamMismatch("mixture", _difference(past, found, end, names))
 
 
-def _joined(stages: Stages, own: Stages) -> tuple[Stages, Stages] | None:
+def _as_stored(stages: Stages, place: Place) -> Place:
+    """Return `place` that leaves a stage of another context length as a state has it, while it
+    follows the same stage: rows of sources that were read are not needed then.
+    """
+    before = dict(zip(stages[1:], stages, strict=False))
+
+    def placed(last: Stage, planned: Stage) -> Stage:
+        one = before.get(planned) if planned.origin & LENGTH else None
+        if one is not None and replace(one, previous=b"") == replace(last, previous=b""):
+            return replace(planned, previous=b"")
+        return place(last, planned)
+
+    return placed
+
+
+def _joined(stages: Stages, own: Stages, place: Place) -> tuple[Stages, Stages] | None:
     """Return the stages up to that where this definition has continued another one last, and those
     of the definition behind it; None if it has not, or one of these has no block there.
     """
@@ -79,36 +104,56 @@ def _joined(stages: Stages, own: Stages) -> tuple[Stages, Stages] | None:
         stage = stages[n]
         if stage.origin & RESUMED and stage.weights == _in_force(own, stage.first_sample):
             begun, later = stages[: n + 1], _later(own, stage.first_sample)
-            return None if _placed(begun, later) is None else (begun, later)
+            return None if _placed(begun, later, place) is None else (begun, later)
     return None
 
 
 def _appended(
-    past: Stages, own: Stages, sample: int, names: Sequence[str]
-) -> tuple[tuple[Stage, ...], str]:
+    past: Stages,
+    own: Stages,
+    ahead: Stages,
+    sample: int,
+    names: Sequence[str],
+    place: Place,
+    context_length: int | None,
+) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return a past with the weights of a definition from the first end of a block on, and what to
-    log. The arguments and Raises: as for `continued`.
+    log.
+
+    ahead: stages of the state behind the past, of which only changes of the context length stay.
+    The other arguments, and Raises: as for `continued`.
     """
     in_force = past[-1]
     begin = in_force.first_sample + in_force.blocks_before(sample) * in_force.block_size
     new = next_stage(in_force, sample, _in_force(own, begin), RESUMED)
-    new = replace(new, context_length=own[-1].context_length)
+    new = replace(new, context_length=context_length or in_force.context_length)
     if begin == in_force.first_sample:  # which has no row yet
         new = replace(new, index=in_force.index, previous=in_force.previous)
         past = past[:-1]
+    begun, later = [*past, new], _later(own, begin)
     try:
-        appended = scheduled([*past, new], _later(own, begin))
+        scheduled(begun, later)
     except (InvalidRequest, SamplesExhausted) as error:
         problem = f"cannot begin at sample {begin}, since a later stage has no block then"
         raise InvalidRequest("mixture", f"{problem}: {error}") from None
     before, now = _shown(in_force.weights, names), _shown(new.weights, names)
+    message = f"resumed with other weights sample={begin} saved={before} now={now}"
     if in_force.weights == new.weights:
-        return appended, f"resumed with a mixture of other earlier stages sample={begin}"
-    return appended, f"resumed with other weights sample={begin} saved={before} now={now}"
+        message = f"resumed with a mixture of other earlier stages sample={begin}"
+    kept = [each for each in ahead if each.origin & LENGTH and context_length is None]
+    lengths = [replace(each, asked=max(each.asked, begin + 1)) for each in kept]
+    found, messages = _with_changes(begun, later, lengths, sample, names, place)
+    gone = [each for each in ahead if each not in kept]
+    return found, (message, *_dropped(gone, names), *messages)
 
 
 def _with_changes(
-    begun: Stages, later: Stages, changes: Stages, sample: int, names: Sequence[str]
+    begun: Stages,
+    later: Stages,
+    changes: Stages,
+    sample: int,
+    names: Sequence[str],
+    place: Place,
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return the stages with the changes of a state, and lines to log.
 
@@ -117,15 +162,15 @@ def _with_changes(
     """
     first = begun[-1].first_sample
     changes = [each for each in changes if each.origin & CHANGED and each.asked > first]
-    found = _placed(begun, _in_order([*later, *changes]))
+    found = _placed(begun, _in_order([*later, *changes]), place)
     if found is not None:
         return found, ()
     kept, dropped = list(later), []
-    found = _placed(begun, kept) or tuple(begun)
+    found = _placed(begun, kept, place) or tuple(begun)
     for change in changes:
-        if any((each.first_sample, each.weights) == _begin(change) for each in found):
+        if any(_begin(each) == _begin(change) for each in found):
             continue
-        changed = _placed(begun, _in_order([*kept, change]))
+        changed = _placed(begun, _in_order([*kept, change]), place)
         if changed is not None:
             kept, found = _in_order([*kept, change]), changed
         elif change.first_sample >= sample:
@@ -133,16 +178,16 @@ def _with_changes(
     return found, _dropped(dropped, names)
 
 
-def _placed(begun: Stages, later: Stages) -> tuple[Stage, ...] | None:
+def _placed(begun: Stages, later: Stages, place: Place) -> tuple[Stage, ...] | None:
     """Return stages where they begin; None unless each has a block."""
     try:
-        return scheduled(begun, later)
+        return scheduled(begun, later, place)
     except (InvalidRequest, SamplesExhausted):
         return None
 
 
-def _begin(stage: Stage) -> tuple[int, dict[int, int]]:
-    return stage.first_sample, stage.weights
+def _begin(stage: Stage) -> tuple[int, int, dict[int, int]]:
+    return stage.first_sample, stage.context_length, stage.weights
 
 
 def _later(own: Stages, begin: int) -> list[Stage]:
@@ -194,7 +239,10 @@ def _difference(past: Stages, own: Stages, sample: int, names: Sequence[str]) ->
 def _dropped(changes: Stages, names: Sequence[str]) -> tuple[str, ...]:
     """Return messages of changes that are dropped."""
     return tuple(
-        f"change of the mixture is dropped asked={change.asked} "
+        f"change of the context length is dropped asked={change.asked} "
+        f"context_length={change.context_length}"
+        if change.origin & LENGTH
+        else f"change of the mixture is dropped asked={change.asked} "
         f"weights={_shown(change.weights, names)}"
         for change in changes
         if change.origin & CHANGED

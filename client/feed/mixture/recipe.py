@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
 from tokenfeed.stream.order import Order
 from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.schedule import first_stage, planned_stage, scheduled
+from tokenfeed.stream.schedule import (
+    Exhausted,
+    first_exhausted,
+    first_stage,
+    planned_stage,
+    scheduled,
+)
 from tokenfeed.stream.stage import (
     BLOCK_MAX,
     GROUP_BLOCKS_MAX,
@@ -105,8 +112,9 @@ class Definition:
     max_epochs: of some sources, by the names of their datasets; the stream ends before one of them
     would begin another epoch.  block: maximum number of samples in a block of later weights; None
     is that of `block_weights`.  group_tokens: as for `group_blocks`, of sources that a change is
-    the first to give a weight.  lengths: context lengths behind that of the stream, for a stream
-    over one dataset; where they begin depends on its corpus.
+    the first to give a weight.  lengths: context lengths behind that of the stream; where they
+    begin depends on the corpora.  tokens_end: the last sample that a mixture has as first_tokens,
+    which are counted at the context length of the stream; 0 if there is none.
     """
 
     stream: Stream
@@ -117,6 +125,7 @@ class Definition:
     block: int | None = None
     group_tokens: int = GROUP_TOKENS
     lengths: tuple[Length, ...] = ()
+    tokens_end: int = 0
 
     def with_sources(self, stream: Stream, weights: Mapping[str, int]) -> Stream:
         """Return a stream with a source for each of some datasets: those that it lacks are added
@@ -299,6 +308,7 @@ class Mixture:
         def sample_at(tokens: int) -> int:
             return -(-tokens // context_length)
 
+        begins = [each.begin for each in self.stages] + [each.begin for each in self.redactions]
         redactions = sorted(
             Redaction(each.begin.sample(sample_at), numbers[each.dataset], each.list_hash)
             for each in self.redactions
@@ -311,6 +321,10 @@ class Mixture:
             max_epochs=self.max_epochs,
             block=self.block,
             group_tokens=group_tokens,
+            tokens_end=max(
+                (each.sample(sample_at) for each in begins if each.first_tokens is not None),
+                default=0,
+            ),
         )
 
     def _source(
@@ -545,6 +559,29 @@ def _require_keys(name: str, values: Mapping[str, Any], known: Sequence[str]) ->
             raise InvalidRequest(
                 f"{name}.{shown(key)}", f"is unknown; there are {', '.join(known)}"
             )
+
+
+def first_end(
+    stream: Stream,
+    max_epochs: Mapping[str, int],
+    rows: Callable[[int], Mapping[int, int]],
+    sample: int,
+) -> Exhausted | None:
+    """Return where the first source of a stream ends, None if none does.
+
+    max_epochs, sample: as for `limits_of`.  rows: returns those of an epoch of each source at a
+    context length.
+    Raises: as `limits_of`; what rows raises.
+    """
+    ahead = stream.stages[stream.place_of(sample) :] if max_epochs else ()
+    for length, same in groupby(ahead, lambda stage: stage.context_length):
+        stages = list(same)
+        limits = limits_of(stream, max_epochs, rows(length), sample)
+        end = first_exhausted(stages, limits, sample)
+        end_sample = stream.end_of(stages[-1].index - stream.stages[0].index)
+        if end is not None and (end_sample is None or end.sample < end_sample):
+            return end
+    return None
 
 
 def limits_of(

@@ -76,7 +76,7 @@ class RankAgreement:
         theirs = json.loads(its)
         name = next((name for name in own if own[name] != theirs.get(name)), "mixture")
         same_order = "The same error occurs if ranks create their feeds in different orders"
-        if "mixture" in {*own, *theirs}:
+        if own.get("mixture") != theirs.get("mixture"):
             raise StreamMismatch(
                 "mixture",
                 f"of rank {self._rank} is not that of rank {first_rank}: weights, stages, sources, "
@@ -218,17 +218,18 @@ def _compared(definition: Definition, stream: Stream, planes: str) -> dict[str, 
     """Return what ranks compare, by the names of arguments, the first difference first. Names of
     datasets are not compared: they are no part of a stream.
     """
+    source, stage = stream.sources[-1], stream.stages[-1]
+    lengths = ", ".join([str(stage.context_length), *map(str, definition.lengths)])
     if definition.is_mixture:
         limits = [
             (source.number, definition.max_epochs[source.dataset])
             for source in stream.sources
             if source.dataset in definition.max_epochs
         ]
-        return {"mixture": compared(stream, planes, limits)}
-    source, stage = stream.sources[-1], stream.stages[-1]
+        return {"mixture": compared(stream, planes, limits), "context_length": lengths}
     assert source.corpus is not None
     return {
-        "context_length": ", ".join([str(stage.context_length), *map(str, definition.lengths)]),
+        "context_length": lengths,
         **{name: str(source.facts[name]) for name in FACTS},
         "group_tokens": str(source.group_blocks * source.order.BLOCK_TOKENS),
         "long": source.long_documents,

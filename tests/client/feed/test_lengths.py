@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.client.feed.imagined import Corpus, deliver, feed_of, load, moved, state_of
+from client import Mixture
+from tests.client.feed.imagined import Corpus, Row, deliver, feed_of, load, moved, rows_of, state_of
 from tokenfeed.client.feed.feed_stream import FeedStream
-from tokenfeed.client.feed.stream_changes import declared, resized
+from tokenfeed.client.feed.stream_changes import declared, log_lengths, resized, reweighted
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 
 U = 1 << 19
-CORPORA = {"web": Corpus((40 * U + 1, 5000), 1), "code": Corpus((50 * U + 1,), 2)}
+CORPORA = {
+    "web": Corpus((40 * U + 1, 5000), 1),
+    "code": Corpus((50 * U + 1,), 2),
+    "math": Corpus((17 * U + 70_000,), 3),
+    "chat": Corpus((300_000,) * 60, 4),
+}
 """Of web 40 whole blocks, in groups of 14, 13 and 13."""
 T, LONGER = 1 << 12, 1 << 14
 BLOCKS: dict[str, Any] = {"dataset": "web", "order": "blocks", "group_tokens": 16 * U}
@@ -61,19 +72,29 @@ def test_a_feed_of_the_new_length_changes_at_the_end_of_the_present_group_on_req
 
 
 def test_another_stream_drops_a_change_that_is_ahead_and_says_so() -> None:
-    """Its windows and groups are other ones; a mixture has one context length."""
-    state = state_of(changed_feed())
+    """Its windows are other ones."""
     shuffled = feed_of(CORPORA, 8, T, dataset="web")
-    mixture = feed_of(CORPORA, 8, T, mixture={"web": 1, "code": 1}, **(BLOCKS | {"dataset": None}))
 
-    other = load(shuffled, state, allow=("order",))
-    mixed = load(mixture, state, allow=("mixture",))
+    found = load(shuffled, state_of(changed_feed()), allow=("order",))
 
-    for found in (other, mixed):
-        assert "dropped asked=100 context_length=16384" in "".join(found.messages)
-        assert {length for _, length in stages_of(found.stream)} == {T}
-        assert deliver(found.stream)
-    assert deliver(mixed.stream, 3)
+    assert "dropped asked=100 context_length=16384" in "".join(found.messages)
+    assert {length for _, length in stages_of(found.stream)} == {T}
+    assert deliver(found.stream)
+
+
+def test_a_mixture_behind_a_run_keeps_the_change_that_this_has_ahead() -> None:
+    """It begins at the first end of a block then; each source goes on with its next group."""
+    options = BLOCKS | {"dataset": None, "mixture": {"web": 1, "code": 1}}
+    mixture = feed_of(CORPORA, 8, T, **options)
+
+    found = load(mixture, state_of(changed_feed()), allow=("mixture",)).stream
+
+    assert stages_of(found) == [(0, T), (80, T), (100, LONGER)]
+    # Web is at its sample 90, code at 10; their first groups have 14 and 13 blocks.
+    bases = [share.base for share in found.stream.stages[-1].shares]
+    assert bases == [14 * U // LONGER, 13 * U // LONGER]
+    assert deliver(found, 2)
+    assert stages_of(load(mixture, state_of(found)).stream) == stages_of(found)
 
 
 def test_a_change_that_leaves_no_group_to_another_one_is_refused() -> None:
@@ -141,8 +162,7 @@ def test_a_mixture_of_another_length_says_how_to_go_on_with_a_source() -> None:
         load(mixture, state_of(feed), allow=allow)
     longer = feed_of(CORPORA, 2, LONGER, **BLOCKS)
     found = load(longer, state_of(feed), allow=("context_length",))
-    (said,) = [line for line in found.messages if "changes sample" in line]
-    assert f"sample={GROUP} " in said
+    assert stages_of(found.stream)[-1] == (GROUP, LONGER)
     behind = moved(found.stream, GROUP).settled()
 
     assert deliver(load(mixture, state_of(behind), allow=allow).stream)
@@ -154,3 +174,274 @@ def test_declared_lengths_that_tokens_put_into_another_order_are_refused() -> No
 
     with pytest.raises(InvalidRequest, match="16384 is asked for at sample 1, behind one at 1000"):
         declared(feed_of(CORPORA, 8, lengths, **BLOCKS))  # type: ignore[arg-type]
+
+
+# --- mixtures ---
+
+MIXED = BLOCKS | {"dataset": None, "mixture": {"web": 3, "code": 1}}
+WEIGHTS = st.fixed_dictionaries(
+    {"web": st.integers(1, 4), "code": st.integers(0, 2), "math": st.integers(0, 2)}
+)
+
+
+def mixed(length: Any = T, mixture: Any = None, **options: Any) -> FeedStream:
+    """A feed of a mixture, whose batches have 2^15 tokens."""
+    first = length if isinstance(length, int) else length[0]
+    given = MIXED | ({} if mixture is None else {"mixture": mixture}) | options
+    return declared(feed_of(CORPORA, (1 << 15) // first, length, **given))
+
+
+def step(feed: FeedStream, skipped: int = 0) -> tuple[FeedStream, list[Row]]:
+    """Skip samples, and deliver a batch up to the end of its length."""
+    feed = feed.settled()
+    feed.cursor.seek(feed.cursor.sample + skipped, None)
+    feed = feed.settled()
+    first = feed.cursor.sample
+    end = min(first + feed.request.position.stride, feed.length_end)
+    size = feed.request.position.batch_size
+    feed.cursor.commit(feed.cursor.after(first, end, end, size))
+    return feed, rows_of(feed.known(), range(first, end))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    WEIGHTS,
+    st.lists(
+        st.tuples(
+            st.sampled_from(["read", "read", "length", "length", "weights", "restart", "longer"]),
+            st.integers(0, 60),
+            st.sampled_from([T, 1 << 13, LONGER, 1 << 15]),
+            WEIGHTS,
+        ),
+        max_size=12,
+    ),
+)
+def test_no_sequence_of_changes_and_restarts_of_a_mixture_alters_its_past(
+    weights: dict[str, int], steps: list[tuple[str, int, int, dict[str, int]]]
+) -> None:
+    """Not one row, and not the identity of one. A restart by the arguments with which the run
+    began, or with the length that is in force, continues with the same stages.
+    """
+    feed, past = mixed(mixture=weights), list[tuple[int, list[Row], bytes]]()
+    for action, distance, length, others in steps:
+        sample = feed.cursor.sample
+        if action == "read":
+            feed, rows = step(feed, 40 * distance)
+            first = feed.cursor.sample - len(rows)
+            past.append((first, rows, feed.known().identity(first)))
+        elif action == "length":
+            with suppress(InvalidRequest):
+                feed, begin = resized(feed, length, sample + distance, None)
+                assert resized(feed, length, sample + distance, None) == (feed, begin)
+        elif action == "weights":
+            with suppress(InvalidRequest):
+                feed, _ = reweighted(feed, others, sample + distance, None)
+        else:
+            state = state_of(feed)
+            own = feed.settled().context_length if action == "longer" else T
+            again = load(mixed(own, weights), json.loads(json.dumps(state)))
+            assert all("groups of the state" in message for message in again.messages)
+            assert again.stream.known() == feed.known()
+            assert state_of(again.stream) == state
+            feed = again.stream
+        known = feed.known()
+        for first, rows, identity in past:
+            assert rows_of(known, range(first, first + len(rows))) == rows
+            assert known.identity(first) == identity
+
+
+def test_a_change_of_weights_goes_on_behind_a_change_of_length() -> None:
+    """Each lasts up to the next one of its kind, whichever was asked for first."""
+    feed, begin = resized(mixed(), LONGER, 100, None)
+    feed, other = reweighted(feed, {"web": 1, "code": 1}, 50, None)
+    feed, _ = reweighted(feed, {"web": 1}, 201, None)
+
+    # The blocks behind sample 52 have two samples.
+    stages = [
+        (stage.first_sample, stage.context_length, stage.weights) for stage in feed.stream.stages
+    ]
+    assert (begin, other) == (100, 52)
+    assert stages == [
+        (0, T, {0: 3, 1: 1}),
+        (52, T, {0: 1, 1: 1}),
+        (100, LONGER, {0: 1, 1: 1}),
+        (202, LONGER, {0: 1}),
+    ]
+
+
+def test_a_change_that_would_begin_with_a_stage_of_the_file_comes_a_block_later() -> None:
+    """Both are in force then; a source that the stage brings has begun by one block."""
+    stages = [{"weights": {"web": 3, "code": 1}}, {"first_sample": 99, "weights": {"math": 2}}]
+
+    feed = mixed({0: T, 98: LONGER}, Mixture(stages=stages))
+
+    assert stages_of(feed) == [(0, T), (100, T), (102, LONGER)]
+    with pytest.raises(InvalidRequest, match="98 leaves no block: the next stage begins at 100"):
+        resized(mixed(T, Mixture(stages=stages)), LONGER, 98, None)
+    # A stage that is asked for behind it begins at the new length, and loses nothing.
+    stages[1]["first_sample"] = 101
+    first = mixed({0: T, 98: LONGER}, Mixture(stages=stages)).stream.stages[-1]
+    assert (first.first_sample, first.shares[2]) == (104, (2, 2, 0))
+
+
+def test_a_mixture_with_allow_keeps_a_change_of_the_length_that_is_ahead() -> None:
+    """Other weights say nothing about the length of rows."""
+    feed, _ = step(mixed())
+    feed, _ = resized(feed, LONGER, 100, None)
+    feed, _ = reweighted(feed, {"web": 1, "code": 3}, 200, None)
+
+    found = load(mixed(T, {"web": 1, "code": 1}), state_of(feed), allow=("mixture",))
+
+    assert stages_of(found.stream) == [(0, T), (8, T), (100, LONGER)]
+    assert [line.partition(" asked")[0] for line in found.messages[1:]] == [
+        "change of the mixture is dropped"
+    ]
+
+
+def test_a_mixture_of_another_length_than_its_state_is_told_what_to_do() -> None:
+    """A change in the run is exact; what a load could do is not."""
+    feed, _ = step(mixed())
+
+    with pytest.raises(StreamMismatch) as refusal:
+        load(mixed(LONGER), state_of(feed), allow=("context_length", "mixture"))
+
+    assert refusal.value.subject == "context_length"
+    assert "pass context_length=4096, and call change_context_length(16384)" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "options", "message"),
+    [
+        (
+            Mixture({"web": 1, "code": 1}, sources={"code": {"order": "shuffled"}}),
+            {},
+            "at_sample: 100 is within an epoch of 'code' of shuffled-1.* give it the order",
+        ),
+        (
+            Mixture({"web": 1, "code": 1}, sources={"code": {"order": "packed"}}),
+            {},
+            "context_length: .*rows of packed-1 are other pieces then; give 'code' the order",
+        ),
+        (
+            Mixture(
+                stages=[
+                    {"weights": {"web": 1, "code": 1}},
+                    {"first_sample": 900, "weights": {"math": 1}},
+                ],
+                sources={"math": {"order": "packed"}},
+            ),
+            {},
+            "context_length: changes, but rows of math are pieces of documents",
+        ),
+        (
+            Mixture({"web": 1, "chat": 1}),
+            {},
+            "at_sample: 100 would leave out 4330 rows of 'chat', more than a group of 2048; pass "
+            "4664, from which on fewer are left",
+        ),
+        (
+            Mixture(
+                stages=[
+                    {"weights": {"web": 1, "code": 1}},
+                    {"first_tokens": 10**9, "weights": {"web": 1}},
+                ]
+            ),
+            {},
+            "context_length: cannot change at sample 100: the mixture has first_tokens up to "
+            "sample 244141, counted at 4096; write first_sample there",
+        ),
+        (None, {"num_batches": 9}, "num_batches: counts batches of one shape"),
+    ],
+)
+def test_a_mixture_that_cannot_change_says_why_and_what_to_do(
+    mixture: Any, options: dict[str, Any], message: str
+) -> None:
+    """Nothing changes then, and the run goes on."""
+    feed = mixed(mixture=mixture, **options)
+    before = state_of(feed)
+
+    with pytest.raises(InvalidRequest, match=message):
+        resized(feed, LONGER, 100, None)
+
+    assert state_of(feed) == before
+
+
+def test_the_sample_that_a_refusal_names_is_the_first_one_that_is_not_refused() -> None:
+    """A source of short files alone has no groups: it changes near the end of its epoch."""
+    feed = mixed(mixture={"web": 1, "chat": 1})
+
+    with pytest.raises(InvalidRequest, match="would leave out 2049 rows of 'chat'"):
+        resized(feed, LONGER, 4662, None)
+    _, begin = resized(feed, LONGER, 4663, None)
+
+    assert begin == 4664
+
+
+def test_a_dataset_that_is_not_described_is_named_with_the_cure() -> None:
+    """Where it goes on at another length depends on its rows, so it has to be known before."""
+    feed, _ = resized(mixed(), LONGER, 100, None)
+
+    with pytest.raises(InvalidRequest, match=r"rows of 'math' are not known .* with weight 0"):
+        reweighted(feed, {"web": 1, "math": 1}, 50, None)
+    named, _ = resized(mixed(mixture={"web": 3, "code": 1, "math": 0}), LONGER, 100, None)
+    found, _ = reweighted(named, {"web": 1, "math": 1}, 50, None)
+
+    assert stages_of(found) == [(0, T), (52, T), (100, LONGER)]
+
+
+def test_what_is_left_out_is_logged_once_and_again_where_it_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log of a run is its record; a change of weights before it moves what is left."""
+    feed = mixed()
+    found, _ = resized(feed, LONGER, 100, None)
+    moved_feed, _ = reweighted(found, {"web": 1, "code": 1}, 50, None)
+
+    with caplog.at_level(logging.INFO, "tokenfeed.client"):
+        log_lengths(feed, found)
+        log_lengths(found, found)
+        log_lengths(found, replace(moved_feed))
+
+    left = [14 * U // T - 75, 13 * U // T - 25, 14 * U // T - 63, 13 * U // T - 37]
+    assert [line.getMessage() for line in caplog.records if "left out" in line.message] == [
+        f"rows are left out sample=100 source={name} rows={rows} tokens={rows * T}"
+        for name, rows in zip(["web", "code", "web", "code"], left, strict=True)
+    ]
+    assert caplog.text.count("context length changes sample=100 context_length=16384") == 2
+
+
+def test_a_change_stays_where_its_rows_cannot_be_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """The stream is installed by then; a log line is no reason to end a run."""
+    feed, _ = resized(mixed(), LONGER, 100, None)
+    loaded = load(mixed(), state_of(feed)).stream
+    loaded.datasets.close()
+
+    log_lengths(mixed(), loaded)
+
+    assert "rows that are left out are not counted sample=100: feed: is closed" in caplog.text
+
+
+def test_max_epochs_end_a_mixture_that_grows_where_the_source_is_at_its_last_epoch() -> None:
+    """Epochs are places in the corpus: rows that were left out count."""
+    limited = Mixture({"web": 1, "math": 1}, sources={"math": {"max_epochs": 1}})
+    feed, begin = resized(mixed(mixture=limited), LONGER, 100, None)
+    own = feed.stream.stages[-1].shares[1].base
+    rows = CORPORA["math"].rows(LONGER)
+
+    assert (begin, own) == (100, 9 * U // LONGER)
+    assert feed.end_sample() == 100 + 2 * (rows - own)
+    assert moved(feed, 100).settled().end_sample() == 100 + 2 * (rows - own)
+
+
+def test_statistics_of_a_mixture_that_grows_ask_nobody() -> None:
+    """Metrics are scraped when servers are away."""
+    feed, _ = resized(mixed(), LONGER, 8, None)
+    for _ in range(5):
+        feed, _ = step(feed)
+    loaded = load(mixed(), state_of(feed)).stream
+    for each in (feed, loaded):
+        each.datasets.close()
+        *_, history = each.cursor.now
+        found = each.source_stats(history, has_read=True)
+        assert found["web"].tokens == 6 * (T + LONGER)
+        assert found["web"].epochs == pytest.approx(found["web"].tokens / (40 * U), rel=1e-3)

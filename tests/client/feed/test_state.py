@@ -261,7 +261,7 @@ S = "stream"
         (damaged(0, S, 4, 1, 0), r"stream.stages: first_sample 0 is not above 0, the one before"),
         (damaged(0, S, 4, 2, 1), r"stream.stages\[2\].context_length: 0 is not in"),
         (damaged(-1, S, 4, 2, 2), r"stream.stages\[2\].asked: -1 is not in"),
-        (damaged(4, S, 4, 2, 3), r"stream.stages\[2\].origin: 4 is not in"),
+        (damaged(8, S, 4, 2, 3), r"stream.stages\[2\].origin: 8 is not in"),
         (damaged([], S, 4, 0, 4), "stream.weight: the sum of all sources, 0"),
         (damaged(9, S, 4, 0, 4, 1, 0), "stream.share.source: 9 is not the number of a source"),
         (damaged(0, S, 4, 0, 4, 1, 0), "stream.stage.shares: number 0 follows 0"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from client import InvalidRequest, NumpyBatches, RemoteBatches, StreamMismatch
+from client import InvalidRequest, Mixture, NumpyBatches, RemoteBatches, StreamMismatch
 from tests.conftest import Serve
 from tests.support.redacting import redact
 from tokenfeed.client.feed import delivery
@@ -269,7 +269,6 @@ def test_random_rows_change_at_once(paths: list[Path]) -> None:
         ({}, {"context_length": LONG, "batch_size": 3}, "3 is not 8, which it is at"),
         ({"num_batches": 9}, {"context_length": LONGER}, "num_batches: counts batches of one"),
         ({"order": "packed"}, {"context_length": LONGER}, "rows of packed-1 are other pieces"),
-        ({"mixture": True}, {"context_length": LONGER}, "of a mixture cannot change"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name_and_changes_nothing(
@@ -279,9 +278,6 @@ def test_what_cannot_be_is_refused_by_name_and_changes_nothing(
     target = local(paths)
     if options.get("order") == "packed":
         target += "&document-end-token=7"
-    if options.get("mixture"):
-        target = f"file:a={paths[0]},b={paths[2]}?dtype=uint32&format=raw"
-        options = {"mixture": {"a": 1, "b": 1}}
     with feed_of(target, LONG, **options) as feed:
         next(feed)
         before = feed.state_dict()
@@ -593,7 +589,11 @@ def test_a_feed_may_begin_behind_a_declared_change(paths: list[Path]) -> None:
         ({0: LONG, 9: LONGER}, {"num_batches": 5}, "num_batches: counts batches of one shape"),
         ({0: LONG, 90: LONGER}, {"start_step": 12}, "start_step: 12 is behind sample 90"),
         ({0: LONG, 9: LONGER}, {"order": "packed"}, "rows of packed-1 are other pieces at each"),
-        ({0: LONG, 9: LONGER}, {"mixture": {"a": 1}}, "but a mixture has one"),
+        (
+            {0: LONG, 9: LONGER},
+            {"mixture": Mixture({"a": 1, "b": 1}, sources={"b": {"order": "packed"}})},
+            "rows of packed-1 are other pieces at each",
+        ),
     ],
 )
 def test_lengths_that_cannot_be_are_refused_when_a_feed_is_made(

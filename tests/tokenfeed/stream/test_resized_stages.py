@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.orders.blocks_v1 import BlocksOfFiles
-from tokenfeed.stream.schedule import first_stage, resized_stage
+from tokenfeed.stream.schedule import Rows, first_stage, resized_stage
 from tokenfeed.stream.stage import CHANGED, Share, Source, Stage
 
 SIZE = 64
@@ -36,8 +36,12 @@ class SmallBlocks(BlocksOfFiles):
     BLOCK_TOKENS = SIZE
 
 
-def rows_of(files: Sequence[int]) -> Callable[[int], int]:
-    return lambda length: sum(max(0, count - 1) // length for count in files)
+def rows_of(files: Sequence[int]) -> Rows:
+    return lambda _, length: count_of(files, length)
+
+
+def count_of(files: Sequence[int], length: int) -> int:
+    return sum(max(0, count - 1) // length for count in files)
 
 
 def source_of(files: Sequence[int], group: int) -> Source:
@@ -56,7 +60,7 @@ def after(
     found = [first_stage(first, {0: 1})]
     for ahead, length in asked:
         source, at = source_of(files, group), found[-1].first_sample + ahead
-        found.append(resized_stage(found[-1], at, length, source, rows_of(files), CHANGED))
+        found.append(resized_stage(found[-1], at, length, [source], rows_of(files), CHANGED))
     return found
 
 
@@ -70,7 +74,7 @@ def read(
     begins = [stage.first_sample for stage in stages]
     for stage, end in zip(stages, [*begins[1:], None], strict=True):
         length = stage.context_length
-        count = rows_of(files)(length)
+        count = count_of(files, length)
         ((_, _, base),) = stage.shares
         stop = epochs * count if end is None else base + end - stage.first_sample
         samples = np.arange(base, max(base, stop))
@@ -96,7 +100,7 @@ def test_no_target_of_a_whole_block_is_lost_or_repeated_wherever_a_context_lengt
     """The reason for the order: a run may grow its context anywhere, any number of times."""
     stages = after(files, group, first, asked)
     ((_, _, base),) = stages[-1].shares
-    epochs = base // rows_of(files)(stages[-1].context_length) + 1
+    epochs = base // count_of(files, stages[-1].context_length) + 1
 
     windows = read(files, group, stages, epochs)
 
@@ -116,7 +120,7 @@ def test_no_target_of_a_whole_block_is_lost_or_repeated_wherever_a_context_lengt
         lengths = {length for _, _, length in rests}
         assert len(lengths) <= 1
         for length in lengths:
-            assert len(rests) == rows_of(files)(length) - len(blocks) // length
+            assert len(rests) == count_of(files, length) - len(blocks) // length
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,7 +137,7 @@ def test_a_stage_begins_at_the_first_end_of_a_group_or_of_the_epoch(
     before, now = lengths
     stage = after(files, group, before, [(asked, now)])[-1]
 
-    count, blocks = rows_of(files)(before), rows_of(files)(SIZE)
+    count, blocks = count_of(files, before), count_of(files, SIZE)
     epoch, seen = divmod(asked, count)
     parts = -(-blocks // group)
     least, longer = divmod(blocks, parts)
@@ -141,17 +145,17 @@ def test_a_stage_begins_at_the_first_end_of_a_group_or_of_the_epoch(
     per_block = SIZE // before
     # (where it may begin, where it goes on)
     choices = [(end * per_block, end * (SIZE // now)) for end in ends]
-    choices.append((count, rows_of(files)(now)))
+    choices.append((count, count_of(files, now)))
     end, goes_on = next(each for each in choices if each[0] >= seen)
     assert stage.first_sample == epoch * count + end
-    assert stage.shares == (Share(0, 1, epoch * rows_of(files)(now) + goes_on),)
+    assert stage.shares == (Share(0, 1, epoch * count_of(files, now) + goes_on),)
 
 
 def test_random_rows_change_at_once() -> None:
     """Nothing is visited once, so nothing can be left out or repeated."""
     source, rows = Source("", orders.find("random-1"), 7), rows_of([1000])
 
-    stage = resized_stage(Stage(3, 40, 8, (Share(0, 1, 90),)), 55, 16, source, rows, CHANGED)
+    stage = resized_stage(Stage(3, 40, 8, (Share(0, 1, 90),)), 55, 16, [source], rows, CHANGED)
 
     assert stage == Stage(4, 55, 16, (Share(0, 1, 105),))
     assert (stage.asked, stage.origin) == (55, CHANGED)
@@ -165,9 +169,9 @@ def test_other_orders_change_between_two_epochs_only(order: str) -> None:
     source, rows = Source("", orders.find(order), 7), rows_of([161])
     last = Stage(1, 5, 8, (Share(0, 1, 20),))  # the second epoch
 
-    stage = resized_stage(last, 25, 4, source, rows)
+    stage = resized_stage(last, 25, 4, [source], rows)
     with pytest.raises(InvalidRequest) as refusal:
-        resized_stage(last, 24, 4, source, rows)
+        resized_stage(last, 24, 4, [source], rows)
 
     assert listed(stage) == (25, 80)
     assert refusal.value.subject == "at_sample"
@@ -185,7 +189,7 @@ def test_an_order_over_documents_is_refused(order: str) -> None:
     """How documents are cut into rows is known at the length of a feed only."""
     with pytest.raises(InvalidRequest, match=f"rows of {order} are other pieces") as refusal:
         resized_stage(
-            first_stage(8, {0: 1}), 0, 16, Source("", orders.find(order), 7), rows_of([9])
+            first_stage(8, {0: 1}), 0, 16, [Source("", orders.find(order), 7)], rows_of([9])
         )
 
     assert refusal.value.subject == "context_length"
@@ -197,7 +201,7 @@ def test_a_sample_that_would_reach_2_to_the_63_is_refused() -> None:
     last = first_stage(2**20, {0: 1})
 
     with pytest.raises(SamplesExhausted):
-        resized_stage(last, 2**62, 1, source, rows)
+        resized_stage(last, 2**62, 1, [source], rows)
 
 
 def test_stages_of_a_run_follow_each_other() -> None:
@@ -206,7 +210,7 @@ def test_stages_of_a_run_follow_each_other() -> None:
     source = Source("", orders.find("blocks-1"), 7, group_blocks=16)
     stages = [first_stage(512, {0: 1})]
     for asked, length in ((1, 1024), (20_000, 4096)):
-        stages.append(resized_stage(stages[-1], asked, length, source, rows_of(files)))
+        stages.append(resized_stage(stages[-1], asked, length, [source], rows_of(files)))
 
     # Groups of 14, 13 and 13 blocks, with 1,024 windows of 512 tokens each.
     assert [listed(stage) for stage in stages] == [

@@ -5,16 +5,16 @@ Exact: all samples are Python integers, counted and never drawn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from tokenfeed.client.feed.mixture.block_weights import largest_remainders, worst_deviation
-from tokenfeed.client.feed.mixture.recipe import limits_of
+from tokenfeed.client.feed.mixture.recipe import first_end, limits_of
 from tokenfeed.sampling.mixture import counts_at
-from tokenfeed.stream.schedule import Exhausted, without_exhausted
-from tokenfeed.stream.stage import Stage
+from tokenfeed.stream.schedule import Exhausted, left_out, without_exhausted
+from tokenfeed.stream.stage import Source, Stage
 from tokenfeed.stream.stream import Stream
 
 DELAY_STEPS_MAX = 50
@@ -27,12 +27,15 @@ class StageForecast:
 
     proportions: the weights as they were asked for, as integers in any unit, by the numbers of the
     sources; None if they are not known.  samples: number of a source -> its samples in this stage
-    between first and end sample of the forecast; empty if the stage is not reached.
+    between first and end sample of the forecast; empty if the stage is not reached.  left_out:
+    number of a source -> tokens of x that it leaves out where the stage begins, since the context
+    length changes.
     """
 
     stage: Stage
     proportions: Mapping[int, int] | None
     samples: Mapping[int, int]
+    left_out: Mapping[int, int]
 
     @property
     def delay_samples(self) -> int:
@@ -55,9 +58,11 @@ class Forecast:
     numbers: of the sources that the forecast is about.  rows: rows per epoch of those whose order
     has epochs, by number.  asked_end_sample: the end that was asked for; end_sample is lower if a
     source is exhausted before.  stages: all that have not ended by first_sample.  samples: of each
-    source in [first_sample, end_sample), by number.  before: of each source before first_sample.
-    exhausted: where sources end before asked_end_sample, in order. The stream ends where the first
-    one does; the others tell what would happen if it went on without it.
+    source in [first_sample, end_sample), by number.  at_end: number of a source -> its epochs
+    before end_sample, with rows that it left out; of those whose order has epochs.  exhausted:
+    where sources end before asked_end_sample, in order. The stream ends where the first one does;
+    the others tell what would happen if it went on without it. At several context lengths it has
+    the first one alone.
     """
 
     stream: Stream
@@ -68,7 +73,7 @@ class Forecast:
     asked_end_sample: int
     stages: Sequence[StageForecast]
     samples: Mapping[int, int]
-    before: Mapping[int, int]
+    at_end: Mapping[int, Fraction]
     exhausted: Sequence[Exhausted]
 
     @property
@@ -89,11 +94,6 @@ class Forecast:
             return None
         return Fraction(tokens, self.rows[source] * self.stream.context_length)
 
-    def epochs_at_end(self, source: int) -> Fraction | None:
-        """Return the epochs of a source before the end; None if its order has none."""
-        first = self.stages[0].stage.context_length
-        return self.epochs(source, self.before[source] * first + self.tokens[source])
-
 
 def forecast(
     stream: Stream,
@@ -103,28 +103,36 @@ def forecast(
     end_sample: int,
     max_epochs: Mapping[str, int],
     proportions: Mapping[int, Mapping[int, int]] | None = None,
+    rows_at: Callable[[int], Mapping[int, int]] | None = None,
 ) -> Forecast:
     """Return what a stream reads in [first_sample, end_sample); end_sample is at most 2^63.
 
     rows: number of a source -> its rows, per epoch if its order has epochs; for each source to be
-    counted.  max_epochs: by the names of datasets.  proportions: as in StageForecast, by the
-    indices of stages.
+    counted, at the last context length.  max_epochs: by the names of datasets.  proportions: as in
+    StageForecast, by the indices of stages.  rows_at: returns rows at a context length, of a stream
+    with several.
     Raises: InvalidRequest if max_epochs does not suffice for the first block of the stream.
     """
-    limits = limits_of(stream, max_epochs, rows, first_sample)
-    exhausted = without_exhausted(stream.stages, limits, end_sample, first_sample).exhausted
-    end = min([end_sample, *(one.sample for one in exhausted[:1])])
-    end = max(end, first_sample)
     current = stream.place_of(min(first_sample, end_sample - 1))
+    counted = rows_at or (lambda _: rows)
+    if len({stage.context_length for stage in stream.stages[current:]}) > 1:
+        end = first_end(stream, max_epochs, counted, first_sample)
+        ends = [] if end is None or end.sample >= end_sample else [end]
+    else:
+        limits = limits_of(stream, max_epochs, rows, first_sample)
+        ends = [*without_exhausted(stream.stages, limits, end_sample, first_sample).exhausted]
+    until = max(min([end_sample, *(one.sample for one in ends[:1])]), first_sample)
     stages = [
         StageForecast(
             stage,
             (proportions or {}).get(stage.index),
-            _samples(stream, place, first_sample, end),
+            _samples(stream, place, first_sample, until),
+            _left_out(stream, place, counted) if place > current else {},
         )
         for place, stage in enumerate(stream.stages[current:], current)
     ]
-    before = counts_at(stream.stages[current], stream.seed, first_sample)
+    last = stream.stages[stream.place_of(max(until - 1, first_sample))]
+    own, of_epoch = counts_at(last, stream.seed, until), counted(last.context_length)
     return Forecast(
         stream=stream,
         numbers=sorted(rows),
@@ -134,13 +142,34 @@ def forecast(
             if stream.sources[number].order.HAS_EPOCHS
         },
         first_sample=first_sample,
-        end_sample=end,
+        end_sample=until,
         asked_end_sample=end_sample,
         stages=stages,
         samples={number: sum(each.samples.get(number, 0) for each in stages) for number in rows},
-        before={number: before.get(number, 0) for number in rows},
-        exhausted=exhausted,
+        at_end={
+            number: Fraction(own.get(number, 0), of_epoch[number])
+            for number in rows
+            if stream.sources[number].order.HAS_EPOCHS
+        },
+        exhausted=ends,
     )
+
+
+def _left_out(
+    stream: Stream, place: int, rows_at: Callable[[int], Mapping[int, int]]
+) -> dict[int, int]:
+    """Return the tokens of x that sources leave out where a stage begins, by their numbers.
+
+    place: of the stage, in stream.stages.  rows_at: as for `forecast`.
+    """
+    last, stage = stream.stages[place - 1 : place + 1]
+    known = [each for each in stream.sources if each.number in rows_at(last.context_length)]
+
+    def rows(source: Source, length: int) -> int:
+        return rows_at(length)[source.number]
+
+    found = left_out(last, stage, known, rows)
+    return {number: count * last.context_length for number, count in found.items()}
 
 
 def _samples(stream: Stream, place: int, first_sample: int, end_sample: int) -> dict[int, int]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tokenfeed.client.feed.lengths import read_lengths
 from tokenfeed.client.feed.mixture.recipe import Definition, Mixture, group_tokens_argument
 from tokenfeed.client.feed.state import State, read_state
-from tokenfeed.client.runtime.arguments import amount
+from tokenfeed.client.runtime.arguments import amount, shown
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, require_range
-from tokenfeed.stream.stage import SEED_END
+from tokenfeed.stream.stage import LENGTH, SEED_END
 from tokenfeed.stream.stream import Stream
 
 
@@ -58,10 +60,13 @@ class PlanInput:
             for stage, asked in ((stage, given.asked) for stage, given in pairs)
         }
         names = {source.number: source.dataset for source in stream.sources}
-        found = {}
+        found = dict[int, dict[int, int]]()
         for stage in stream.stages:
             weights = frozenset((names[n], weight) for n, weight in stage.weights.items())
-            if (asked := known.get((stage.asked, weights))) is not None:
+            asked = known.get((stage.asked, weights))
+            if stage.origin & LENGTH and stage.index - 1 in found:
+                found[stage.index] = found[stage.index - 1]
+            elif asked is not None:
                 found[stage.index] = {n: asked.get(name, 0) for n, name in names.items()}
         return found
 
@@ -94,7 +99,8 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> PlanInput:
     if length is None:
         if saved is None:
             raise InvalidRequest("context_length", "is missing; only a state has one")
-        length = saved.stream.context_length
+        here = saved.stream.place_of(saved.sample)
+        length = saved.stream.stages[here].context_length if path else saved.stream.context_length
     require_range("context_length", length, 1, SAMPLE_END)
     if seed is not None:
         require_range("seed", seed, 0, SEED_END)
@@ -110,16 +116,35 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> PlanInput:
             seed,
             group_tokens=group_tokens_argument("group_tokens", arguments.group_tokens),
         )
+        changes = arguments.change_context_length
+        _, lengths = read_lengths({0: length, **_by_begin(changes)} if changes else length)
+        definition = replace(definition, lengths=lengths)
         allow = ("mixture",) if arguments.allow_mixture else ()
         return PlanInput(mixture, definition, saved, allow)
     assert saved is not None
-    for name, given in (("order", order), ("seed", seed)):
+    changes = arguments.change_context_length
+    for name, given in (("order", order), ("seed", seed), ("change_context_length", changes)):
         if given is not None:
             raise InvalidRequest(name, "is part of the state; omit it, or pass a mixture too")
     if length != saved.stream.context_length:
         problem = f"{length} is not {saved.stream.context_length}, that of the state"
         raise InvalidRequest("context_length", problem)
     return PlanInput(None, None, saved, ())
+
+
+def _by_begin(changes: Sequence[str]) -> dict[int | str, int]:
+    """Return context lengths by where they begin, for `read_lengths`.
+
+    changes: "2e11 tokens=32768" or "40000=32768" (a sample) each.  Raises: InvalidRequest.
+    """
+    found: dict[int | str, int] = {}
+    for each in changes:
+        begin, _, length = each.partition("=")
+        if not length.strip().isdecimal():
+            problem = f'{shown(each)} is not written as "2e11 tokens=32768" or "40000=32768"'
+            raise InvalidRequest("change_context_length", problem)
+        found[int(begin) if begin.strip().isdecimal() else begin] = int(length)
+    return found
 
 
 def _read_state(path: str) -> State:

@@ -71,6 +71,7 @@ class Report:
             "delay_samples": each.delay_samples,
             "delay_steps": self._delay_steps(each),
             "block": stage.block_size,
+            "left_out_tokens": {self._name(n): count for n, count in each.left_out.items()},
             "sources": {
                 self._name(number): {
                     "weight": weight,
@@ -99,7 +100,7 @@ class Report:
             "max_epochs": self.max_epochs.get(name),
             "share": samples / total if total else None,
             **self._amount(number, samples, planned.tokens[number]),
-            "epochs_at_end": _float(planned.epochs_at_end(number)),
+            "epochs_at_end": _float(planned.at_end.get(number)),
             "exhausted": None if end is None else self._end(end),
             "seen": None if seen is None else seen._asdict(),
         }
@@ -224,6 +225,9 @@ class Report:
             if (steps := stage["delay_steps"]) is not None:
                 late += f", {steps:,.1f} steps of {self.global_batch_size:,}"
             yield f"  asked for at sample {stage['asked_sample']:,}: {late}"
+        if left := stage["left_out_tokens"]:
+            listed = ", ".join(f"{name} {tokens:,} tokens" for name, tokens in left.items())
+            yield f"  left out, the rest of the groups before it: {listed}"
         rows = [
             (
                 name,

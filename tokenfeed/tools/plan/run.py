@@ -6,13 +6,18 @@ import argparse
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
-from tokenfeed.client.feed.changes import require_same_corpus
+from tokenfeed.client.feed.changes import require_same_corpus, with_declared, with_length
+from tokenfeed.client.feed.mixture.recipe import Definition
 from tokenfeed.client.feed.resume import resumed_mixture
 from tokenfeed.client.feed.stats import source_stats
-from tokenfeed.client.source.check import corpora_of, counted_rows, target_share
+from tokenfeed.client.source.check import corpora_of, counted_rows, no_rows, target_share
 from tokenfeed.client.source.open_source import open_to_look
+from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
+from tokenfeed.stream.schedule import placed
+from tokenfeed.stream.stage import Source
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Request
@@ -35,17 +40,16 @@ def run_plan(arguments: argparse.Namespace) -> None:
     saved = asked.saved
     if saved is None:  # else it depends on the stages of the state too
         read_end_sample(arguments.tokens, tokens, asked.stream, asked.first_sample)
-    stream, described = _known(target, asked)
+    stream, counts = _known(target, asked)
+    described = counts.described(stream.context_length)
     planned = forecast(
         stream,
-        {
-            number: counted_rows(dataset, stream.sources[number].order.NAME)
-            for number, dataset in described.items()
-        },
+        counts(stream.context_length),
         first_sample=asked.first_sample,
         end_sample=read_end_sample(arguments.tokens, tokens, stream, asked.first_sample),
         max_epochs=asked.definition.max_epochs if asked.definition else {},
         proportions=asked.proportions(stream),
+        rows_at=counts,
     )
     report = Report(
         planned=planned,
@@ -76,22 +80,24 @@ def _words(arguments: argparse.Namespace) -> tuple[str | None, str]:
     return None, words[0]
 
 
-def _known(target: str, asked: PlanInput) -> tuple[Stream, dict[int, pb.Dataset]]:
-    """Return the stream to be planned, and the descriptions of the sources that are still read, by
-    their numbers.
+def _known(target: str, asked: PlanInput) -> tuple[Stream, Counts]:
+    """Return the stream to be planned, and the counts of the sources that are still read.
 
     Raises: TokenfeedError; StreamMismatch if a mixture does not go on from the state, or datasets
     are not those of the state.
     """
-    if asked.saved is None:
-        return asked.stream, _described(target, asked.stream)
-    stream = asked.saved.stream
-    if asked.definition is not None:
-        own = asked.definition.stream
-        corpora = corpora_of(own, list(_described(target, own).values()))
-        stream = resumed_mixture(own.known(corpora), asked.saved, asked.allow)
+    stream, saved, definition = asked.stream, asked.saved, asked.definition
+    if definition is not None:
+        counts = Counts(target, stream)
+        if saved is not None:
+            corpora = corpora_of(stream, list(counts.described(stream.context_length).values()))
+            stream = resumed_mixture(stream.known(corpora), saved, asked.allow, counts.of)
+        stream = _grown(stream, asked, definition, counts)
+        if saved is None:
+            return stream, counts
     rest = stream.rest(asked.first_sample)
-    described = _described(target, rest)
+    counts = Counts(target, rest)
+    described = counts.described(rest.context_length)
     corpora = corpora_of(rest, list(described.values()))
     for source in rest.sources:
         if source.corpus is not None:
@@ -103,7 +109,61 @@ def _known(target: str, asked: PlanInput) -> tuple[Stream, dict[int, pb.Dataset]
         else each
         for each in stream.sources
     )
-    return replace(stream, sources=tuple(sources)), described
+    return replace(stream, sources=tuple(sources)), counts
+
+
+def _grown(stream: Stream, asked: PlanInput, definition: Definition, counts: Counts) -> Stream:
+    """Return a stream with the context lengths of the definition, where they begin.  Raises:
+    TokenfeedError.
+    """
+    ahead = 0 if asked.saved is None else asked.saved.history.end_sample
+    place = partial(placed, stream.sources, counts.of)
+
+    def changed(stream: Stream, length: int, at_sample: int) -> Stream:
+        found, _ = with_length(stream, length, at_sample, ahead, place, definition, or_later=True)
+        counts(length)
+        return found
+
+    return with_declared(stream, definition.lengths, ahead, changed)
+
+
+class Counts:
+    """The rows of the sources of a stream at context lengths, which are counted once."""
+
+    def __init__(self, target: str, stream: Stream) -> None:
+        """Remember both; does no I/O."""
+        self._target, self._stream = target, stream
+        self._described: dict[int, dict[int, pb.Dataset]] = {}
+
+    def described(self, context_length: int) -> dict[int, pb.Dataset]:
+        """Return the descriptions of the sources, by their numbers.  Raises: TokenfeedError."""
+        if context_length not in self._described:
+            stage = replace(self._stream.stages[-1], context_length=context_length)
+            stream = self._stream.with_stages([stage])
+            self._described[context_length] = _described(self._target, stream)
+        return self._described[context_length]
+
+    def __call__(self, context_length: int) -> dict[int, int]:
+        """Return the rows of each source, by its number.  Raises: TokenfeedError."""
+        described = self.described(context_length)
+        return {
+            source.number: counted_rows(described[source.number], source.order.NAME)
+            for source in self._stream.sources
+        }
+
+    def of(self, source: Source, context_length: int) -> int:
+        """Return the rows of a source, by the name of its dataset, at least 1.
+
+        Raises: InvalidRequest if it has none, or is not one of the stream; TokenfeedError.
+        """
+        for each in self._stream.sources:
+            if each.dataset == source.dataset:
+                dataset = self.described(context_length)[each.number]
+                if rows := counted_rows(dataset, source.order.NAME):
+                    return rows
+                raise no_rows(dataset, source.order, context_length)
+        problem = f"cannot change: {source.dataset!r} is not in the mixture, which has read it"
+        raise InvalidRequest("context_length", f"{problem}; name it, with weight 0")
 
 
 def _described(target: str, stream: Stream) -> dict[int, pb.Dataset]:

@@ -44,9 +44,15 @@ def run_explain(arguments: argparse.Namespace) -> None:
         if arguments.json:
             print(json.dumps(_plain(context, chosen, list(explained))))
             return
+        stages = _stages(context, chosen)
         print(encodable(f"{chosen.title}, {context.words}"))
         for record in explained:
             print(encodable("\n".join(_lines(record))))
+        for stage in stages:
+            for name, tokens in stage["left_out_tokens"].items():
+                begin = f"rows of {stage['context_length']:,} tokens began at sample"
+                left = f"{stage['first_sample']:,}, and left out {tokens:,} tokens of"
+                print(encodable(f"{begin} {left} {escaped(name)}"))
     if chosen.left_out:
         print(f"{counted(chosen.left_out, 'row')} left out; --rows-max prints more")
 
@@ -148,7 +154,6 @@ def _decoded(
 def _plain(context: RunContext, chosen: Selection, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all of it as plain values."""
     stream, run = context.stream, chosen.run
-    stages = {stream.place_of(row["sample"]): None for row in chosen.rows if "sample" in row}
     return {
         **context.plain,
         "is_assumed": context.is_assumed,
@@ -156,10 +161,25 @@ def _plain(context: RunContext, chosen: Selection, records: list[dict[str, Any]]
         "batch_size": run.batch_size if run else None,
         "world_size": run.world_size if run else None,
         "seed": stream.seed,
-        "stages": [named_stage(stream, stream.stages[place]) for place in stages],
+        "stages": _stages(context, chosen),
         "rows": records,
         "rows_left_out": chosen.left_out,
     }
+
+
+def _stages(context: RunContext, chosen: Selection) -> list[dict[str, Any]]:
+    """Return the stages of the rows, and what their sources have left out where each began."""
+    stream = context.stream
+    places = {stream.place_of(row["sample"]): None for row in chosen.rows if "sample" in row}
+    return [
+        {
+            **named_stage(stream, stream.stages[place]),
+            "left_out_tokens": context.target.left_out_tokens(
+                stream, place, stream.stages[place].weights
+            ),
+        }
+        for place in places
+    ]
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:

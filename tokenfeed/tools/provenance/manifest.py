@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -66,13 +66,15 @@ def manifest_lines(context: RunContext, *, expands: bool) -> Iterator[dict[str, 
         "samples": sum(part.samples for part in parts),
         "tokens": sum(part.tokens for part in parts),
     }
-    yield _stream(context)
+    yield _stream(context, {part.source for part in parts})
     for part in parts:
         yield from part.lines(expands=expands)
 
 
-def _stream(context: RunContext) -> dict[str, Any]:
-    """Return the line of the stream, with its stages up to the end of what was read."""
+def _stream(context: RunContext, numbers: Collection[int]) -> dict[str, Any]:
+    """Return the line of the stream, with its stages up to the end of what was read.  numbers: of
+    the sources that were read.
+    """
     stream = context.stream
     end = stream.place_of(max(0, context.history.end_sample - 1)) + 1
     return {
@@ -86,8 +88,9 @@ def _stream(context: RunContext) -> dict[str, Any]:
                     {"dataset": stream.sources[share.source].dataset, **share._asdict()}
                     for share in stage.active
                 ],
+                "left_out_tokens": context.target.left_out_tokens(stream, place, numbers),
             }
-            for stage in stream.stages[:end]
+            for place, stage in enumerate(stream.stages[:end])
         ],
         "redactions": [named_redaction(each) for each in stream.redactions],
     }
@@ -102,6 +105,7 @@ class _Part:
         self._stream = self._target.alone(self._source, use.context_length)
         self._rows_per_epoch = self._target.rows_per_epoch(self._stream)
         dataset = self._target.described(self._stream)[0].name
+        self.source = use.source
         self._begun = {"source": use.source, "part": index, "dataset": dataset}
         self.samples = sum(int((each[:, 1] - each[:, 0]).sum()) for each in ranges)
         self.tokens = self.samples * use.context_length

@@ -8,7 +8,7 @@ they are consumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -35,6 +35,7 @@ from tokenfeed.errors import (
 from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
+from tokenfeed.stream.schedule import left_out
 from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
@@ -182,6 +183,26 @@ class Target:
         if not rows:
             raise no_rows(dataset, order, stream.context_length)
         return rows
+
+    def left_out_tokens(
+        self, stream: Stream, place: int, numbers: Collection[int]
+    ) -> dict[str, int]:
+        """Return the tokens of x that sources of a known stream leave out where a stage begins, as
+        of `left_out`, by the names of their datasets.
+
+        place: of the stage, in stream.stages.  numbers: of the sources.  Raises: as `checked`.
+        """
+
+        def rows(source: Source, length: int) -> int:
+            (dataset,) = self.described(self.alone(source, length))
+            return counted_rows(dataset, source.order.NAME)
+
+        last, stage = stream.stages[max(0, place - 1)], stream.stages[place]
+        sources = [each for each in stream.sources if each.number in numbers]
+        return {
+            stream.sources[number].dataset: count * last.context_length
+            for number, count in left_out(last, stage, sources, rows).items()
+        }
 
     def _opened_to_look(self, stream: Stream) -> Servers | Files:
         request = Request(replace(stream, redactions=()), Position(0, 1))

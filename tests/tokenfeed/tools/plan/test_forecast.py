@@ -80,8 +80,8 @@ def test_the_samples_of_each_source_are_those_that_are_read(
         assert each.delay_samples == begins[index] - asked[index].first_sample
     assert not read
     assert sum(found.samples.values()) == count
-    before = [reference.mixture_place(seed, listed(asked), s)[0] for s in range(first_sample)]
-    assert found.before == {number: before.count(number) for number in range(sources)}
+    all_read = [reference.mixture_place(seed, listed(asked), s)[0] for s in range(end_sample)]
+    assert found.at_end == {n: Fraction(all_read.count(n), 10) for n in range(sources)}
 
 
 @given(
