@@ -51,7 +51,6 @@ from .ledger import (
     Stream,
     Stretch,
     T,
-    compared,
 )
 from .memory import Usage
 
@@ -132,7 +131,7 @@ class Run:
     """The run so far, of jobs one after another.
 
     stream: what was asked for; saved: by the last checkpoint, which is before `sample`.  pace: in
-    seconds a step.  happened: how often what was done to it.
+    seconds a step.  happened: how often what was done to it.  counts: of rows, as `compare` does.
     """
 
     folder: Path
@@ -147,6 +146,7 @@ class Run:
     world_sizes: Sequence[int]
     batch_sizes: Sequence[int]
     stretches: list[Stretch] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     sample: int = 0
     steps: int = 0
 
@@ -195,12 +195,14 @@ class Run:
             trainers.kill()
         self.happened["jobs killed"] += 1
         self.steps += saved_steps
-        self.stretches.append(
-            Stretch(
-                *(folder, batch_size, world_size),
-                *(first_sample, saved_steps, self.sample, self.stream),
-            )
+        stretch = Stretch(
+            *(folder, batch_size, world_size),
+            *(first_sample, saved_steps, self.sample, self.stream),
         )
+        self.stretches.append(stretch)
+        found = stretch.compare(self.corpora)
+        self.counts += found
+        print(f"{time.strftime('%H:%M:%S')} {folder.name}: {dict(found)}", flush=True)
 
     def _change(self, trainers: Trainers, sample: int) -> None:
         """Change what follows, at this sample or behind it."""
@@ -569,16 +571,15 @@ def report(
     """
     for what, times in sorted(runs[0].happened.items()):
         print(f"{times:>10,} {what}")
-    bad, alone = differing, compared(runs[0].corpora, [watched])
+    bad, alone = differing, watched.compare(runs[0].corpora)
     for run in runs:
         ends = [stretch.end_sample for stretch in run.stretches]
         begins = [stretch.first_sample for stretch in run.stretches]
         assert begins == [0, *ends[:-1]], "a job did not begin where the one before it was saved"
-        counts = compared(run.corpora, run.stretches)
         print(f"{run.name}: {len(ends):,} jobs, {run.steps:,} steps, {run.sample:,} samples")
         for name in ("right", "forgotten", "wrong", "lost"):
-            print(f"{counts[name]:>10,} rows {name}")
-        bad += counts["wrong"] + counts["lost"] + (counts["right"] != run.sample)
+            print(f"{run.counts[name]:>10,} rows {name}")
+        bad += run.counts["wrong"] + run.counts["lost"] + (run.counts["right"] != run.sample)
     print(f"{alone['forgotten']:>10,} rows of a trainer left in peace")
     print(f"{alone['wrong']:>10,} rows of it wrong")
     print(f"{differing:>10,} answers of manifest and explain that differ")

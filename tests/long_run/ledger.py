@@ -8,10 +8,9 @@ import hashlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, count, repeat, takewhile
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -276,11 +275,3 @@ class Stretch:
             counts["lost"] += sum(1 for _ in takewhile(self.end_sample.__gt__, samples))
         counts["right"] -= counts["forgotten"]
         return counts
-
-
-def compared(corpora: Corpora, stretches: Sequence[Stretch]) -> Counter[str]:
-    """Compare all that arrived, in as many processes as there are processors."""
-    corpora.packed_rows  # noqa: B018 - once, and not in each process
-    with ProcessPoolExecutor() as pool:
-        parts = pool.map(Stretch.compare, stretches, repeat(corpora))
-        return sum(parts, Counter())
