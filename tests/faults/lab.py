@@ -115,7 +115,7 @@ class Replica:
     ) -> None:
         """Start it, and wait until it listens.  wrapper, timers: see forked.start_server."""
         self._log = log
-        self._wrapper = wrapper
+        self.wrapper = wrapper
         self._timers = timers
         self._arguments = [str(argument) for argument in arguments]
         self.host = host
@@ -136,7 +136,7 @@ class Replica:
         """Start or restart it, and wait until it listens."""
         words = [*self._arguments, "--host", self.host, "--port", str(self.port)]
         with self._log.open("a") as stderr:
-            self.process = forked.start_server(words, stderr.fileno(), self._wrapper, self._timers)
+            self.process = forked.start_server(words, stderr.fileno(), self.wrapper, self._timers)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "listening on" in line, self.stderr

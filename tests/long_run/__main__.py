@@ -1,11 +1,13 @@
 """A long run of everything at once, and at its end the comparison of every row that arrived.
 
-Trainers as processes read a mixture from three servers, one of which reads an object store. They
-change the mixture, redact, save, are killed, and go on in other numbers and with other batch sizes,
-while servers are killed, stopped and restarted, and the store goes away. A server and a client that
-nothing happens to show whether memory, descriptors and threads stay what they are.
+Trainers as processes read a mixture from three servers, one of which reads an object store; other
+ones read a dataset in blocks, whose context grows. They change the mixture or the context length,
+redact, save, are killed, and go on in other numbers and with other batch sizes, while servers are
+killed, stopped and restarted, also by the code of the last release, the store goes away, and the
+disk fills that has their caches and the lists of redactions. A server and a client that nothing
+happens to show whether memory, descriptors and threads stay what they are.
 
-Run: python -m tests.long_run [--hours 1.5] [--seed N] [--out FOLDER]
+Run: python -m tests.long_run --out FOLDER [--hours 1.5] [--pace 0.2] [--seed N]
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +35,33 @@ from tests.faults.lab import ROOT, Replica
 from tests.support import reference
 from tests.support.forked import COLD
 from tests.support.packed_corpora import write_corpus
+from tests.support.releases import extract, last_release
 from tests.support.seaweed import Seaweed, seaweed
 
-from .ledger import FILL, ORDER_OF, SEED, Corpora, Rows, Stream, Stretch, T, compared
+from .ledger import (
+    BLOCK,
+    FILL,
+    GROUP_BLOCKS,
+    GROWN,
+    ORDER_OF,
+    SEED,
+    Corpora,
+    Grown,
+    Mixed,
+    Stream,
+    Stretch,
+    T,
+)
 from .memory import Usage
 
 NAMES = list(ORDER_OF)
 WEIGHTS = [5, 3, 1, 2]
-WORLD_SIZES = (8, 6, 4, 3)
-BATCH_SIZES = (2, 3, 4)
-PACE_SECONDS = 0.05
+CONTEXT_LENGTHS = (1024, 2048, 4096, 8192)
 CHUNK_STEPS = 60
 CHECK_STEPS = 25
+_DISK_BYTES = 8 << 20
+_MOUNTS = "TOKENFEED_TEST_MOUNTS"
+"""Set in a process that mounts what nobody else sees."""
 _ANSWER_SECONDS = 400.0
 GROWTH_MAX = 4.0
 """MiB, descriptors or threads an hour."""
@@ -110,71 +128,115 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @dataclass
 class Run:
-    """The run so far.
+    """The run so far, of jobs one after another.
 
-    happened: how often what was done to it.  sample: of the last checkpoint, whose stream is
-    `saved`; `stream` is what was asked for meanwhile.
+    stream: what was asked for; saved: by the last checkpoint, which is before `sample`.  pace: in
+    seconds a step.  happened: how often what was done to it.  counts: of rows, as `compare` does.
     """
 
     folder: Path
     targets: list[str]
     corpora: Corpora
     chance: random.Random
-    happened: Counter[str] = field(default_factory=Counter)
+    pace: float
+    happened: Counter[str]
+    stream: Stream
+    saved: Stream
+    name: str
+    world_sizes: Sequence[int]
+    batch_sizes: Sequence[int]
     stretches: list[Stretch] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     sample: int = 0
     steps: int = 0
-    stream: Stream = field(default_factory=lambda: Stream([(0, WEIGHTS)]))
-    saved: Stream = field(default_factory=lambda: Stream([(0, WEIGHTS)]))
-    ranges: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
 
     @property
     def state(self) -> Path:
         """The last checkpoint."""
-        return self.folder / "state.json"
+        return self.folder / f"{self.name}.json"
 
     def samples_of(self, step: int) -> list[int]:
         """Return the samples of a step of the run, rank by rank."""
         for stretch in self.stretches:
             if step < stretch.steps:
-                count = stretch.batch_size * stretch.world_size
-                first = stretch.first_sample + step * count
-                return list(range(first, first + count))
+                ranks = [stretch.batches(rank) for rank in range(stretch.world_size)]
+                return [sample for rank in ranks for sample in next(islice(rank, step, None))]
             step -= stretch.steps
         raise ValueError("the run has fewer steps")
 
-    def job(self, end: float) -> None:
+    def go_on(self, end: float) -> None:
+        """Run one job after another until the time is over.  end: of `time.monotonic`."""
+        while time.monotonic() < end:
+            self._job(end)
+
+    def _job(self, end: float) -> None:
         """Run a job from the last checkpoint until it is killed, or the time is over."""
-        world_size, batch_size = self.chance.choice(WORLD_SIZES), self.chance.choice(BATCH_SIZES)
-        folder = self.folder / f"job-{len(self.stretches)}"
+        world_size = self.chance.choice(self.world_sizes)
+        batch_size = self.chance.choice(self.batch_sizes)
+        folder = self.folder / f"{self.name}-{len(self.stretches)}"
         self.stream = self.saved.copy()
-        settings = _settings(self.targets, batch_size, world_size)
-        settings["state"] = str(self.state) if self.happened["checkpoints"] else None
+        settings = _settings(self.targets, batch_size, world_size, self.stream)
+        settings["state"] = str(self.state) if self.state.exists() else None
         first_sample, saved_steps = self.sample, 0
         with Trainers(folder, world_size, settings) as trainers:
             for chunk in range(1, self.chance.randrange(4, 12)):
                 if time.monotonic() > end and saved_steps:
                     break
-                sample = trainers.ask("run", CHUNK_STEPS, PACE_SECONDS)
-                assert sample == first_sample + chunk * CHUNK_STEPS * world_size * batch_size
+                sample = trainers.ask("run", CHUNK_STEPS, self.pace)
                 if self.chance.random() < 0.5:
-                    last = self.stream.stages[-1].first_sample
-                    self._change(trainers, max(sample, last) + self.chance.randrange(1, 2000))
+                    self._change(trainers, sample)
                 if self.chance.random() < 0.6:
                     self.state.write_text(json.dumps(trainers.ask("state")))
                     self.happened["checkpoints"] += 1
                     self.sample, self.saved = sample, self.stream.copy()
                     saved_steps = chunk * CHUNK_STEPS
-            trainers.tell("run", CHUNK_STEPS, PACE_SECONDS)
-            time.sleep(self.chance.uniform(0.0, CHUNK_STEPS * PACE_SECONDS))
+            trainers.tell("run", CHUNK_STEPS, self.pace)
+            time.sleep(self.chance.uniform(0.0, CHUNK_STEPS * self.pace))
             trainers.kill()
         self.happened["jobs killed"] += 1
         self.steps += saved_steps
-        self.stretches.append(
-            Stretch(folder, batch_size, world_size, first_sample, saved_steps, self.stream)
+        stretch = Stretch(
+            *(folder, batch_size, world_size),
+            *(first_sample, saved_steps, self.sample, self.stream),
         )
+        self.stretches.append(stretch)
+        found = stretch.compare(self.corpora)
+        self.counts += found
+        print(f"{time.strftime('%H:%M:%S')} {folder.name}: {dict(found)}", flush=True)
 
-    def _change(self, trainers: Trainers, at_sample: int) -> None:
+    def _change(self, trainers: Trainers, sample: int) -> None:
+        """Change what follows, at this sample or behind it."""
+        raise NotImplementedError
+
+
+@dataclass
+class Growth(Run):
+    """A run over blocks, whose context grows again and again."""
+
+    stream: Grown
+
+    def _change(self, trainers: Trainers, sample: int) -> None:
+        last, length = self.stream.asked[-1]
+        at_sample = max(sample, last) + self.chance.randrange(1, 500)
+        longer = [each for each in CONTEXT_LENGTHS if each > length]
+        length = self.chance.choice(longer or CONTEXT_LENGTHS[:-1])
+        began = trainers.ask("change_context_length", length, at_sample)
+        self.stream.asked.append((at_sample, length))
+        assert began == self.stream.stages[-1].first_sample
+        self.happened["changes of the context length"] += 1
+
+
+@dataclass
+class Mixing(Run):
+    """A run over a mixture that changes.  disk: has the lists.  ranges: of those."""
+
+    stream: Mixed
+    disk: Path = Path()
+    ranges: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def _change(self, trainers: Trainers, sample: int) -> None:
+        last = self.stream.stages[-1].first_sample
+        at_sample = max(sample, last) + self.chance.randrange(1, 2000)
         if self.chance.random() < 0.6:
             weights = [self.chance.randrange(0, 6) for _ in NAMES]
             weights[self.chance.randrange(4)] += 1
@@ -186,34 +248,46 @@ class Run:
             self.happened["changes of the mixture"] += 1
         else:
             name = self.chance.choice(NAMES)
-            hashed, one = self._list(name)
+            if (found := self._list(name)) is None:
+                self.happened["redactions that had no room"] += 1
+                return
+            hashed, one = found
             began = trainers.ask("redact", hashed, at_sample, name)
             self.stream.lists.append((began, NAMES.index(name), one))
             self.happened["redactions"] += 1
 
-    def _list(self, name: str) -> tuple[str, reference.RedactionList]:
-        """Add a range to the list of a dataset.  Returns: the hash of the list, and the list."""
+    def _list(self, name: str) -> tuple[str, reference.RedactionList] | None:
+        """Add a range to the list of a dataset.
+
+        Returns: the hash of the list, and the list; None if the disk is full.
+        """
         ranges = self.ranges.setdefault(name, [])
         files = self.corpora.files[name]
         file = self.chance.randrange(len(files))
         first = self.chance.randrange(files[file].size - 400)
         added = (file, first, first + self.chance.randrange(1, 400))
-        ranges.append(added)
-        said = tokenfeed(
+        done = tokenfeed(
             *("redact", *sorted((self.folder / "corpora" / name).glob(PATTERN_OF[name]))),
-            *("--list", self.folder / f"{name}.jsonl", "--fill", FILL, "--json"),
+            *("--list", self.disk / f"{name}.jsonl", "--fill", FILL, "--json"),
             *("--range", ":".join(map(str, added))),
         )
-        return json.loads(said)["list"], reference.RedactionList(FILL, list(ranges))
+        if "No space left on device" in done.stderr:
+            return None
+        ranges.append(added)
+        return json.loads(finished(done))["list"], reference.RedactionList(FILL, list(ranges))
 
 
-PATTERN_OF = dict.fromkeys(NAMES, "*.bin") | {"books": "*.ds"}
+PATTERN_OF = dict.fromkeys([*NAMES, GROWN], "*.bin") | {"books": "*.ds"}
 
 
-def tokenfeed(*words: object) -> str:
-    """Run a command, and return what it prints."""
+def tokenfeed(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
     command = [sys.executable, "-m", "tokenfeed", *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def finished(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a command printed."""
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -222,6 +296,7 @@ def write_corpora(folder: Path) -> Corpora:
     """Write random tokens, and documents, as BOOKS has them."""
     chance = np.random.default_rng(SEED)
     sizes = {"web": [300_000, 170_001, 90_010], "code": [200_000, 70_123], "math": [150_000]}
+    sizes[GROWN] = [15 * BLOCK + 1, BLOCK // 3, 9 * BLOCK + 70_000]
     files = {}
     for name, counts in sizes.items():
         (folder / name).mkdir(parents=True)
@@ -235,50 +310,92 @@ def write_corpora(folder: Path) -> Corpora:
 
 
 @contextmanager
-def servers(folder: Path, store: Seaweed) -> Iterator[list[Replica]]:
-    """Yield three servers: the first reads the object store, nothing happens to the last one."""
+def servers(folder: Path, disk: Path) -> Iterator[list[Replica]]:
+    """Yield three servers: the first reads the object store, nothing happens to the last one.
+
+    disk: has the lists, and the caches of the others.
+    """
     with ExitStack() as stack:
         found = []
         for number, place in enumerate(
             ("s3://bucket/", f"{folder}/corpora/", f"{folder}/corpora/")
         ):
-            words: list[str | Path] = ["--cache-dir", folder / f"cache-{number}"]
-            words += ["--object-cache", "none"]  # so that the store is asked all the time
+            cache = (disk if number < 2 else folder) / f"cache-{number}"
+            words: list[str | Path] = ["--cache-dir", cache]
+            if number == 0:
+                words += ["--object-cache", "none"]  # so that the store is asked all the time
             for name in NAMES:
                 words += ["--data", f"{name}={place}{name}/{PATTERN_OF[name]}"]
-                words += ["--redactions", f"{name}={folder}/{name}.jsonl"]
+                words += ["--redactions", f"{name}={disk}/{name}.jsonl"]
+            if number != 1:  # which runs the last release too
+                words += ["--data", f"{GROWN}={place}{GROWN}/{PATTERN_OF[GROWN]}"]
             replica = Replica(folder / f"server-{number}.log", *words)
             stack.callback(replica.close)
             found.append(replica)
         yield found
 
 
-class Trouble:
-    """What happens to servers and store meanwhile, in a thread of its own."""
+class Beside(threading.Thread):
+    """A thread that does something beside the run, and may fail."""
 
-    def __init__(self, run: Run, servers: Sequence[Replica], store: Seaweed, seed: int) -> None:
-        """Begin.  servers: to which something may happen."""
-        self._chance, self._happened = random.Random(seed), run.happened
+    def __init__(self, work: Callable[[], None]) -> None:
+        """Begin."""
+        super().__init__()
+        self._work = work
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Do it."""
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised by `end`
+            self._error = error
+
+    def end(self) -> None:
+        """Wait until it is done.  Raises: what could not be done."""
+        self.join()
+        if self._error:
+            raise self._error
+
+
+class Trouble:
+    """What happens to servers, store and disk meanwhile, in a thread of its own.
+
+    servers: to which something may happen.  disk: which fills.  release: the code of the last one.
+    """
+
+    def __init__(
+        self,
+        happened: Counter[str],
+        servers: Sequence[Replica],
+        store: Seaweed,
+        disk: Path,
+        release: Path,
+        seed: int,
+    ) -> None:
+        """Begin."""
+        self._chance, self._happened = random.Random(seed), happened
         self._servers, self._store = servers, store
+        self._disk, self._release = disk, release
         self._over = threading.Event()
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._go_on)
-        self._thread.start()
+        self._beside = Beside(self._go_on)
 
     def end(self) -> None:
         """Wait until what is down is up again.  Raises: what could not be done."""
         self._over.set()
-        self._thread.join()
-        if self.error:
-            raise self.error
+        self._beside.end()
 
     def _go_on(self) -> None:
-        kinds = (self._kill, self._restart, self._stop, self._take_store_away)
-        try:
-            while not self._over.wait(self._chance.uniform(2.0, 15.0)):
-                self._chance.choice(kinds)()
-        except BaseException as error:  # noqa: BLE001 - raised by `end`
-            self.error = error
+        kinds = (
+            *(self._kill, self._restart, self._stop, self._take_store_away),
+            *(self._fill_disk, self._upgrade),
+        )
+        while True:
+            for kind in self._chance.sample(kinds, len(kinds)):
+                if self._over.wait(self._chance.uniform(2.0, 15.0)):
+                    return
+                kind()
 
     def _kill(self) -> None:
         server = self._chance.choice(self._servers)
@@ -289,10 +406,32 @@ class Trouble:
 
     def _restart(self) -> None:
         for server in self._servers:
-            server.signal(signal.SIGTERM)
-            assert server.wait() == 0
-            server.start()
+            _restart(server)
         self._happened["rolling restarts"] += 1
+
+    def _upgrade(self) -> None:
+        """From the last release to this code, or back."""
+        server = self._servers[1]
+        server.wrapper = () if server.wrapper else ("env", "-C", str(self._release))
+        _restart(server)
+        self._happened["servers restarted with the other version"] += 1
+
+    def _fill_disk(self) -> None:
+        """A server that starts then has to do without what it would keep."""
+        filler = self._disk / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 12))
+        server = self._chance.choice(self._servers)
+        for path in (self._disk / f"cache-{self._servers.index(server)}").glob("*"):
+            path.unlink()
+        with suppress(OSError), filler.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 12))
+        _restart(server)
+        self._over.wait(self._chance.uniform(5.0, 30.0))
+        filler.unlink()
+        self._happened["times the disk was full"] += 1
 
     def _stop(self) -> None:
         server = self._chance.choice(self._servers)
@@ -308,25 +447,39 @@ class Trouble:
         self._happened["times without the store"] += 1
 
 
-def _settings(targets: Sequence[str], batch_size: int, world_size: int) -> dict[str, Any]:
+def _restart(server: Replica) -> None:
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    server.start()
+
+
+def _settings(
+    targets: Sequence[str], batch_size: int, world_size: int, stream: Stream
+) -> dict[str, Any]:
     """Return the settings of a trainer, but for its rank, state and ledger."""
     orders = {name: {"order": order.split("-")[0]} for name, order in ORDER_OF.items()}
     weights = dict(zip(NAMES, WEIGHTS, strict=True))
+    mixture = {"weights": weights, "order": "shuffled", "seed": SEED, "sources": orders}
+    groups = {"dataset": GROWN, "order": "blocks", "seed": SEED}
+    is_mixed = isinstance(stream, Mixed)
     return {
         "targets": list(targets),
         "batch_size": batch_size,
-        "context_length": T,
+        "context_length": T if is_mixed else CONTEXT_LENGTHS[0],
         "world_size": world_size,
         "state": None,
-        "mixture": {"weights": weights, "order": "shuffled", "seed": SEED, "sources": orders},
+        "options": {"mixture": mixture}
+        if is_mixed
+        else groups | {"group_tokens": GROUP_BLOCKS * BLOCK},
     }
 
 
 def check_answers(run: Run, address: str) -> int:
     """Compare manifest and explain with the second implementation.  Returns: how many differ."""
-    wrong, rows = 0, Rows(run.corpora, run.saved)
-    totals = Counter(NAMES[rows.source(sample)[0]] for sample in range(run.sample))
-    lines = map(json.loads, tokenfeed("manifest", "--state", run.state, address).splitlines())
+    wrong, rows = 0, run.saved.rows(run.corpora)
+    totals = Counter(run.saved.names[rows.source(sample)[0]] for sample in range(run.sample))
+    manifest = finished(tokenfeed("manifest", "--state", run.state, address))
+    lines = map(json.loads, manifest.splitlines())
     said: Counter[str] = Counter()
     for line in lines:
         if line["kind"] == "source":
@@ -334,7 +487,7 @@ def check_answers(run: Run, address: str) -> int:
     wrong += said != totals
     for step in sorted(run.chance.sample(range(run.steps), min(run.steps, CHECK_STEPS))):
         words = ("--state", run.state, "--step", step, "--json", address)
-        explained = json.loads(tokenfeed("explain", *words))["rows"]
+        explained = json.loads(finished(tokenfeed("explain", *words)))["rows"]
         wrong += [row["sample"] for row in explained] != run.samples_of(step)
         for row in explained:
             pieces = [[each["file"], *each["tokens"]] for each in row["ranges"]]
@@ -358,51 +511,75 @@ def main() -> int:
     """Run, compare, and print what was seen.  Returns: 0 if no row was lost, repeated or wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=1.5, help="(default: %(default)s)")
+    parser.add_argument("--pace", type=float, default=0.05, help="seconds a step (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of all that happens")
     parser.add_argument("--out", type=Path, required=True, help="a new folder for all it writes")
     arguments = parser.parse_args()
     os.environ[COLD] = ""  # servers as users start them
-    seconds, folder = 3600 * arguments.hours, arguments.out.absolute()
-    folder.mkdir(parents=True)
-    corpora = write_corpora(folder / "corpora")
+    seconds, folder, pace = 3600 * arguments.hours, arguments.out.absolute(), arguments.pace
+    disk = folder / "disk"
+    disk.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "none", str(disk)]
+    subprocess.run(mount, check=True)
+    release = extract(last_release(), folder / "release")
+    corpora, happened = write_corpora(folder / "corpora"), Counter[str]()
     with seaweed(folder) as store, ExitStack() as stack:
         store.put_folder(folder / "corpora", "")
-        found = stack.enter_context(servers(folder, store))
+        found = stack.enter_context(servers(folder, disk))
         targets = [server.address for server in found]
-        run = Run(folder, targets, corpora, random.Random(arguments.seed))
-        watched = Trainers(folder / "watched", 1, _settings(targets[2:], 4, 1))
+
+        def begin(kind: type[Run], targets: list[str], stream: Stream, *words: Any) -> Any:
+            chance = random.Random(arguments.seed)
+            streams = (stream, stream.copy())
+            return kind(folder, targets, corpora, chance, pace, happened, *streams, *words)
+
+        mixed, counts = Mixed([(0, WEIGHTS)]), [tokens.size for tokens in corpora.files[GROWN]]
+        mixing = begin(Mixing, targets, mixed, "mixed", (8, 6, 4, 3), (2, 3, 4))
+        mixing.disk = disk
+        grown = Grown([(0, CONTEXT_LENGTHS[0])], counts)
+        growth = begin(Growth, [targets[0], targets[2]], grown, "grown", (2, 3), (8, 16))
+        watched = Trainers(folder / "watched", 1, _settings(targets[2:], 4, 1, mixed))
         stack.enter_context(watched)
         pids = {"server": found[2].process.pid, "client": watched.processes[0].pid}
         usage = Usage(pids, every_seconds=min(5.0, seconds / 300))
         stack.callback(usage.end)
-        watched.tell("run", 1 << 40, PACE_SECONDS)
-        trouble = Trouble(run, found[:2], store, arguments.seed)
+        watched.tell("run", 1 << 40, pace)
+        trouble = Trouble(happened, found[:2], store, disk, release, arguments.seed)
         end = time.monotonic() + seconds
+        beside = Beside(lambda: growth.go_on(end))
         try:
-            while time.monotonic() < end:
-                run.job(end)
+            mixing.go_on(end)
         finally:
+            beside.join()
             trouble.end()
+        beside.end()
         usage.end()
         assert watched.processes[0].poll() is None, "the trainer left in peace has ended"
         watched.kill()
-        differing = check_answers(run, targets[2])
+        differing = sum(check_answers(run, targets[2]) for run in (mixing, growth))
     usage.plot(folder / "memory.svg")
-    watched_stretch = Stretch(folder / "watched", 4, 1, 0, 0, Stream([(0, WEIGHTS)]))
-    return report(run, watched_stretch, usage, differing, seconds)
+    watched_stretch = Stretch(folder / "watched", 4, 1, 0, 0, 0, mixed)
+    return report([mixing, growth], watched_stretch, usage, differing, seconds, pace)
 
 
-def report(run: Run, watched: Stretch, usage: Usage, differing: int, seconds: float) -> int:
-    """Print what was seen.  seconds: that it took.  Returns: 0 if all is as it has to be."""
-    ends = [stretch.end_sample for stretch in run.stretches]
-    begins = [stretch.first_sample for stretch in run.stretches]
-    assert begins == [0, *ends[:-1]], "a job did not begin where the one before it was saved"
-    counts, alone = compared(run.corpora, run.stretches), compared(run.corpora, [watched])
-    for what, count in sorted(run.happened.items()):
-        print(f"{count:>10,} {what}")
-    print(f"{len(run.stretches):>10,} jobs, {run.steps:,} steps, {run.sample:,} samples")
-    for name in ("right", "forgotten", "wrong", "lost"):
-        print(f"{counts[name]:>10,} rows {name}")
+def report(
+    runs: Sequence[Run], watched: Stretch, usage: Usage, differing: int, seconds: float, pace: float
+) -> int:
+    """Print what was seen.
+
+    seconds: that it took.  pace: seconds a step.  Returns: 0 if all is as it has to be.
+    """
+    for what, times in sorted(runs[0].happened.items()):
+        print(f"{times:>10,} {what}")
+    bad, alone = differing, watched.compare(runs[0].corpora)
+    for run in runs:
+        ends = [stretch.end_sample for stretch in run.stretches]
+        begins = [stretch.first_sample for stretch in run.stretches]
+        assert begins == [0, *ends[:-1]], "a job did not begin where the one before it was saved"
+        print(f"{run.name}: {len(ends):,} jobs, {run.steps:,} steps, {run.sample:,} samples")
+        for name in ("right", "forgotten", "wrong", "lost"):
+            print(f"{run.counts[name]:>10,} rows {name}")
+        bad += run.counts["wrong"] + run.counts["lost"] + (run.counts["right"] != run.sample)
     print(f"{alone['forgotten']:>10,} rows of a trainer left in peace")
     print(f"{alone['wrong']:>10,} rows of it wrong")
     print(f"{differing:>10,} answers of manifest and explain that differ")
@@ -414,10 +591,14 @@ def report(run: Run, watched: Stretch, usage: Usage, differing: int, seconds: fl
             grows.append(what)
     print(f"grows: {', '.join(grows) or 'nothing'}")
     # At least half of what its pace allows.
-    has_read = alone["forgotten"] >= 4 * seconds / PACE_SECONDS / 2
-    bad = counts["wrong"] + counts["lost"] + alone["wrong"] + differing + len(grows)
-    return int(bad > 0 or counts["right"] != run.sample or not has_read)
+    has_read = alone["forgotten"] >= watched.batch_size * seconds / pace / 2
+    return int(bad + alone["wrong"] + len(grows) > 0 or not has_read)
 
 
 if __name__ == "__main__":
+    # The disk that fills is a mount of this process, and ends with it, however it ends.
+    if _MOUNTS not in os.environ:
+        who = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+        words = [*who, sys.executable, "-m", "tests.long_run", *sys.argv[1:]]
+        os.execvpe(words[0], words, os.environ | {_MOUNTS: ""})
     sys.exit(main())

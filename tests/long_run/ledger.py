@@ -7,13 +7,12 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,15 +22,18 @@ T = 256
 SEED = 20_26
 ORDER_OF = {"web": "shuffled-1", "code": "random-1", "math": "sequential-1", "books": "packed-1"}
 FILL = 7
+BLOCK = 1 << 19
+GROWN = "grown"
+GROUP_BLOCKS = 16
 ENTRY = np.dtype([("sample", "<i8"), ("source", "<i2"), ("digest", "S16")])
 
 
 def entries(batch: Any) -> np.ndarray:
-    """Return an ENTRY for each row of a batch of `NumpyBatches.batches()`."""
+    """Return an ENTRY for each row of a batch of `NumpyBatches.batches()` that has a sample."""
     found = np.empty(len(batch.tokens), ENTRY)
     found["sample"], found["source"] = batch.sample, batch.source
     found["digest"] = [digest(row) for row in batch.tokens]
-    return found
+    return found[found["sample"] >= 0]
 
 
 def digest(tokens: np.ndarray) -> bytes:
@@ -39,12 +41,47 @@ def digest(tokens: np.ndarray) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(tokens, "<u2").tobytes()).hexdigest()[:16].encode()
 
 
+class Stream(Protocol):
+    """What was asked for."""
+
+    names: Sequence[str]
+
+    def copy(self) -> Stream:
+        """Return the same, for a checkpoint."""
+
+    def rows(self, corpora: Corpora) -> Rows:
+        """Return its rows."""
+
+    def batches(
+        self, first_sample: int, batch_size: int, rank: int, world_size: int
+    ) -> Iterator[Sequence[int]]:
+        """Yield the samples of the batches of a rank.
+
+        first_sample: with which the first batch of rank 0 begins.
+        """
+
+
+class Rows(Protocol):
+    """The rows of a stream."""
+
+    def source(self, sample: int) -> tuple[int, int]:
+        """Return the source of a sample, and its sample in the order of that one."""
+
+    def pieces(self, sample: int) -> list[list[int]]:
+        """Return [file, first token, length] of each piece of a row."""
+
+    def entry(self, sample: int) -> tuple[int, int, bytes]:
+        """Return what has to be written down of a sample."""
+
+
 @dataclass
-class Stream:
-    """What was asked for: weights and redactions, each from a sample on.
+class Mixed:
+    """A mixture: weights and redactions, each from a sample on.
 
     asked: (sample, weight of each source).  lists: (sample, source, list) of each redaction.
     """
+
+    names = tuple(ORDER_OF)
 
     asked: list[tuple[int, list[int]]]
     lists: list[tuple[int, int, reference.RedactionList]] = field(default_factory=list)
@@ -54,9 +91,53 @@ class Stream:
         """The stages that were asked for."""
         return reference.stages(self.asked)
 
-    def copy(self) -> Stream:
+    def copy(self) -> Mixed:
         """Return the same, for a checkpoint."""
-        return Stream(list(self.asked), list(self.lists))
+        return Mixed(list(self.asked), list(self.lists))
+
+    def rows(self, corpora: Corpora) -> Rows:
+        """Return its rows."""
+        return MixedRows(corpora, self)
+
+    def batches(
+        self, first_sample: int, batch_size: int, rank: int, world_size: int
+    ) -> Iterator[Sequence[int]]:
+        """Yield the samples of the batches of a rank."""
+        first = first_sample + rank * batch_size
+        return (range(at, at + batch_size) for at in count(first, batch_size * world_size))
+
+
+@dataclass
+class Grown:
+    """A dataset in blocks: context lengths, each from a sample on.
+
+    asked: (sample, context length).  token_counts: of the files.
+    """
+
+    names = (GROWN,)
+    asked: list[tuple[int, int]]
+    token_counts: list[int]
+
+    @property
+    def stages(self) -> list[reference.LengthStage]:
+        """The stages that were asked for."""
+        return reference.length_stages("blocks-1", self.token_counts, self.asked, GROUP_BLOCKS)
+
+    def copy(self) -> Grown:
+        """Return the same, for a checkpoint."""
+        return Grown(list(self.asked), self.token_counts)
+
+    def rows(self, corpora: Corpora) -> Rows:
+        """Return its rows."""
+        return GrownRows(corpora, self)
+
+    def batches(
+        self, first_sample: int, batch_size: int, rank: int, world_size: int
+    ) -> Iterator[Sequence[int]]:
+        """Yield the samples of the batches of a rank.  batch_size: of the first length."""
+        tokens = batch_size * self.asked[0][1]
+        found = reference.length_batches(self.stages, tokens, first_sample, rank, world_size)
+        return ([row for row in rows if row is not None] for _, rows, _ in found)
 
 
 @dataclass
@@ -97,10 +178,10 @@ class Corpora:
         return row
 
 
-class Rows:
-    """The rows of a stream."""
+class MixedRows:
+    """The rows of a mixture."""
 
-    def __init__(self, corpora: Corpora, stream: Stream) -> None:
+    def __init__(self, corpora: Corpora, stream: Mixed) -> None:
         """Compute its stages."""
         self._corpora, self._stream = corpora, stream
         self._stages = stream.stages
@@ -127,6 +208,32 @@ class Rows:
         return sample, source, digest(tokens)
 
 
+class GrownRows:
+    """The rows of a dataset whose context length changes."""
+
+    def __init__(self, corpora: Corpora, stream: Grown) -> None:
+        """Compute its stages."""
+        self._files, self._stages = corpora.files[GROWN], stream.stages
+        self._begins = [stage.first_sample for stage in self._stages]
+
+    def source(self, sample: int) -> tuple[int, int]:
+        """Return the source of a sample, and its sample in the order of that one."""
+        first_sample, _, base = self._stages[bisect_right(self._begins, sample) - 1]
+        return 0, base + sample - first_sample
+
+    def pieces(self, sample: int) -> list[list[int]]:
+        """Return [file, first token, length] of each piece of a row."""
+        length = self._stages[bisect_right(self._begins, sample) - 1].context_length
+        counts, own = [tokens.size for tokens in self._files], self.source(sample)[1]
+        file, first = reference.blocks_window(SEED, counts, length, GROUP_BLOCKS, own)
+        return [[file, first, length + 1]]
+
+    def entry(self, sample: int) -> tuple[int, int, bytes]:
+        """Return what has to be written down of a sample."""
+        ((file, first, n),) = self.pieces(sample)
+        return sample, 0, digest(self._files[file][first : first + n])
+
+
 def touches(piece: list[int], one: reference.RedactionList) -> bool:
     """Whether a list redacts a token of a piece."""
     file, first, n = piece
@@ -137,8 +244,9 @@ def touches(piece: list[int], one: reference.RedactionList) -> bool:
 class Stretch:
     """Consecutive steps of the ranks of a job.
 
-    folder: with the ledger of each rank.  steps: how many of it are in the run; what the ranks did
-    behind them was forgotten when they were killed, and came again.  stream: as it was at the end.
+    folder: with the ledger of each rank.  batch_size: of the first context length.  steps: how
+    many of it are in the run, up to end_sample; what the ranks did behind them was forgotten when
+    they were killed, and came again.  stream: as it was at the end.
     """
 
     folder: Path
@@ -146,36 +254,24 @@ class Stretch:
     world_size: int
     first_sample: int
     steps: int
+    end_sample: int
     stream: Stream
 
-    @property
-    def end_sample(self) -> int:
-        """The sample behind those that are in the run."""
-        return self.first_sample + self.steps * self.batch_size * self.world_size
+    def batches(self, rank: int) -> Iterator[Sequence[int]]:
+        """Yield the samples of the batches of a rank."""
+        return self.stream.batches(self.first_sample, self.batch_size, rank, self.world_size)
 
     def compare(self, corpora: Corpora) -> Counter[str]:
         """Count rows that are right, wrong, lost, and forgotten (which have to be right too)."""
-        rows, counts = Rows(corpora, self.stream), Counter()
-        per_step = self.batch_size * self.world_size
+        rows, counts = self.stream.rows(corpora), Counter[str]()
         for rank in range(self.world_size):
-            found = np.fromfile(self.folder / f"rank-{rank}", ENTRY)
-            # A trainer that was killed may have written a part of a batch.
-            found = found[: found.size // self.batch_size * self.batch_size]
-            kept = self.steps * self.batch_size
-            counts["lost"] += max(0, kept - found.size)
-            counts["forgotten"] += max(0, found.size - kept)
-            for number, entry in enumerate(found.tolist()):
-                step, row = divmod(number, self.batch_size)
-                due = self.first_sample + step * per_step + rank * self.batch_size + row
+            samples = chain.from_iterable(self.batches(rank))
+            # A trainer that was killed may have written a part of a row, which is left out here.
+            for entry in np.fromfile(self.folder / f"rank-{rank}", ENTRY).tolist():
+                due = next(samples)
                 is_right = entry == rows.entry(due)
                 counts["right" if is_right else "wrong"] += 1
+                counts["forgotten"] += due >= self.end_sample
+            counts["lost"] += sum(1 for _ in takewhile(self.end_sample.__gt__, samples))
         counts["right"] -= counts["forgotten"]
         return counts
-
-
-def compared(corpora: Corpora, stretches: Sequence[Stretch]) -> Counter[str]:
-    """Compare all that arrived, in as many processes as there are processors."""
-    corpora.packed_rows  # noqa: B018 - once, and not in each process
-    with ProcessPoolExecutor() as pool:
-        parts = pool.map(Stretch.compare, stretches, repeat(corpora))
-        return sum(parts, Counter())

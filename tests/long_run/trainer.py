@@ -20,11 +20,14 @@ _AWAY_SECONDS = 300.0
 
 def main(settings: dict[str, Any]) -> None:
     """Open the feed, and answer each line of stdin by a line of stdout."""
+    options = settings["options"]
+    if "mixture" in options:
+        options["mixture"] = Mixture(**options["mixture"])
     feed = NumpyBatches(
         settings["targets"],
         settings["batch_size"],
         settings["context_length"],
-        mixture=Mixture(**settings["mixture"]),
+        **options,
         rank=settings["rank"],
         world_size=settings["world_size"],
         client_name=f"rank-{settings['rank']}",
@@ -47,6 +50,8 @@ def main(settings: dict[str, Any]) -> None:
                     answer = feed.position.samples
                 case ["change_mixture", weights, at_sample]:
                     answer = feed.change_mixture(weights, at_sample)
+                case ["change_context_length", context_length, at_sample]:
+                    answer = feed.change_context_length(context_length, at_sample)
                 case ["redact", list_hash, at_sample, dataset]:
                     answer = feed.redact(list_hash, at_sample, dataset)
                 case ["state"]:

@@ -12,7 +12,16 @@ from prometheus_client import CollectorRegistry
 
 import client
 import tokenfeed
-from client import NumpyBatches, RemoteBatches, validation_feeds
+from client import (
+    Credentials,
+    Mixture,
+    NumpyBatches,
+    NumpyRichBatch,
+    RemoteBatches,
+    RichBatch,
+    Timeouts,
+    validation_feeds,
+)
 from tests.conftest import ROOT
 from tokenfeed.client import metrics
 from tokenfeed.client.transport.credentials import with_environment
@@ -42,11 +51,14 @@ def names() -> Names:
         "client": sorted(client.__all__),
         "arguments": {
             made.__name__: [*inspect.signature(made).parameters]
-            for made in (RemoteBatches, NumpyBatches, validation_feeds)
+            for made in (
+                *(RemoteBatches, NumpyBatches, validation_feeds),
+                *(Mixture, Timeouts, Credentials),
+            )
         },
         "attributes": {
             made.__name__: sorted(name for name in dir(made) if not name.startswith("_"))
-            for made in (RemoteBatches, NumpyBatches)
+            for made in (RemoteBatches, NumpyBatches, RichBatch, NumpyRichBatch)
         },
         "orders": sorted(orders.ORDERS),
         "contract": _contract(),
@@ -77,17 +89,19 @@ def environment() -> list[str]:
     return sorted(read)
 
 
-def server_metrics() -> list[str]:
-    """Return those of docs/observability.md, which tests/deploy compares with what is exported."""
+def server_metrics() -> dict[str, str]:
+    """Return names and types of docs/observability.md, which tests/deploy compares with what is
+    exported.
+    """
     page = (ROOT / "docs" / "observability.md").read_text()
-    return sorted(re.findall(r"^\| `(tokenfeed_\w+)` \|", page, re.MULTILINE))
+    return dict(sorted(re.findall(r"^\| `(tokenfeed_\w+)` \| (\w+) \|", page, re.MULTILINE)))
 
 
-def _feed_metrics() -> list[str]:
+def _feed_metrics() -> dict[str, str]:
     registry = CollectorRegistry()
     with NumpyBatches("file:none.bin", 1, 1) as feed:
         metrics.register(feed, registry)
-        return sorted(each.name for each in registry.collect())
+        return {each.name: each.type for each in registry.collect()}
 
 
 def _contract() -> dict[str, dict[str, str]]:
