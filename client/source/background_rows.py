@@ -25,7 +25,7 @@ from .datasets import Datasets
 
 
 class BackgroundRows(ABC):
-    """The rows of a stream; a RowSource, and a Task of the supervisor.
+    """Rows that a thread reads in the background: a RowSource, and a Task of the supervisor.
 
     They are queued in the blocks in which they came. The thread adds blocks while the consumer
     takes rows: each value is changed by one of them, and read by the other without a lock.

@@ -266,7 +266,11 @@ def _add_state(add: _Add, *, is_required: bool = False) -> None:
         help="checkpoint of the run: a file of torch.save, JSON or safetensors, or a folder of "
         "torch.distributed.checkpoint; nothing in it is run",
     )
-    add("--feed", metavar="WHERE", help="which of several states in it")
+    add(
+        "--feed",
+        metavar="WHERE",
+        help="which state, if a checkpoint has several: its keys joined by dots, as train.feed",
+    )
 
 
 def _add_run(add: _Add) -> None:

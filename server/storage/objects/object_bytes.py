@@ -260,7 +260,7 @@ class ObjectBytes:
         self._fetch_ahead(self._places(extents), 0.0, BLOCK)
 
     def seem_resident(self, extents: Extents) -> bool:
-        """Return that extents are not in memory."""
+        """Return False: bytes of an object store count as not in memory."""
         return False
 
     def ready_count(self, extents: Extents) -> int:
