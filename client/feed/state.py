@@ -236,6 +236,9 @@ def read_stream(name: str, value: Any) -> Stream:
             ),
             _each(f"{name}.redactions", redactions, _redaction),
         )
+        if not first_index and (first := stream.stages[0].first_sample):
+            problem = f"is {first}, but the first stage of a stream begins at 0"
+            raise InvalidRequest("stages[0].first_sample", problem)
         for number, _ in stream.stages[0].defined:
             _number(f"{name}.defined.source", number, 0, len(stream.sources))
         _require_pieces(f"{name}.pieces", stream)

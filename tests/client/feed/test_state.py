@@ -89,12 +89,13 @@ def test_whatever_the_stream_its_state_gives_it_back(stream: Stream, sample: int
 
 
 def numbered_by_place(stream: Stream) -> Stream:
-    """A stream of a feed, whose sources have no gap in their numbers."""
+    """A stream of a feed: its sources have no gap in their numbers, and it begins at sample 0."""
     place = {number: place for place, number in enumerate(stream.numbers)}
     stages = [
         replace(
             stage,
             shares=tuple(share._replace(source=place[share.source]) for share in stage.shares),
+            first_sample=stage.first_sample if stage.index else 0,
             previous=bytes(32) if stage.index == 0 else b"",
         )
         for stage in stream.stages
@@ -258,6 +259,7 @@ S = "stream"
         (damaged("", S, 3), "stream.previous: '' is not 64|stream.previous: is missing"),
         (damaged([], S, 4), "stream.stream: has to have a source and a stage"),
         (damaged([0, 8], S, 4, 1), r"stream.stages\[1\]: has 2 values, not 5"),
+        (damaged(9, S, 4, 0, 0), r"stream.stages\[0\].first_sample: is 9, but the first stage"),
         (damaged(0, S, 4, 1, 0), r"stream.stages: first_sample 0 is not above 0, the one before"),
         (damaged(0, S, 4, 2, 1), r"stream.stages\[2\].context_length: 0 is not in"),
         (damaged(-1, S, 4, 2, 2), r"stream.stages\[2\].asked: -1 is not in"),
