@@ -25,7 +25,7 @@ from tokenfeed import __version__
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
 
-START_SECONDS = 12.0
+START_SECONDS = 60.0
 STOP_SECONDS = 2.0
 LOG_LINE = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) tokenfeed\.\w+ ."
