@@ -55,7 +55,7 @@ class OptionValues(NamedTuple):
 OPTIONS: Mapping[Option, OptionValues] = {
     FORMAT: OptionValues("file format", default="detected", metavar="FORMAT", values=FORMAT_NAMES),
     DTYPE: OptionValues(
-        "token type for files that do not record one; a file that records another type is refused",
+        "token type of files that do not record one",
         default="uint16",
         metavar="TYPE",
         values=tuple(STORED),
