@@ -248,22 +248,7 @@ def read_stream(name: str, value: Any) -> Stream:
     if _hash(f"{name}.hash", digest).hex() != (own := plain_stream(stream)[7]):
         problem = f"{digest} is not that of these values, {own}; they were changed or damaged"
         raise InvalidRequest(f"{name}.hash", problem)
-    return _with_lengths(stream)
-
-
-def _with_lengths(stream: Stream) -> Stream:
-    """Return a stream whose stages say that they change the context length: the first states did
-    not have it. A stage that a load put at its sample, in another order, is never moved.
-    """
-    groups = {each.number for each in stream.sources if each.order.BLOCK_TOKENS}
-    found = {
-        later.index: replace(later, origin=later.origin | LENGTH)
-        for one, later in pairwise(stream.stages)
-        if one.context_length != later.context_length
-        and one.weights == later.weights
-        and (later.origin & CHANGED or groups >= {*later.weights})
-    }
-    return stream.with_stages(found.get(each.index, each) for each in stream.stages)
+    return stream
 
 
 def _require_pieces(name: str, stream: Stream) -> None:
