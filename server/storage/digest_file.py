@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 
 from ..runtime.exceptions import log_exception, log_safe_name
 from .beside import file_facts, path_beside
@@ -28,8 +29,7 @@ def read_digest(files: Bytes, dtype: Stored) -> bytes:
     """Return the stored digest, 32 bytes; b"" if there is none, or one of other files."""
     path = path_beside(files.shards, dtype, DIGEST_SUFFIX)
     try:
-        bytes_max = _BYTES_MAX + _SHARD_BYTES_MAX * len(files.shards)
-        if (text := door_of(path).content(path, bytes_max)) is None:
+        if (text := door_of(path).content(path, _bytes_max(files))) is None:
             return b""
         kept = json.loads(text)
         known = bytes.fromhex(kept.pop("digest"))
@@ -46,11 +46,18 @@ def read_digest(files: Bytes, dtype: Stored) -> bytes:
 
 
 def write_digest(files: Bytes, dtype: Stored, digest: bytes) -> str:
-    """Store a digest, atomically.  Returns: the path of the file.  Raises: OSError."""
+    """Store a digest, atomically, unless it is stored.  Returns: the path.  Raises: OSError."""
     path = path_beside(files.shards, dtype, DIGEST_SUFFIX)
-    text = json.dumps(_facts(files, dtype) | {"digest": digest.hex()}, indent=1)
-    door_of(path).put(path, text.encode())
+    text = json.dumps(_facts(files, dtype) | {"digest": digest.hex()}, indent=1).encode()
+    with suppress(OSError, ValueError):  # what cannot be read is replaced
+        if door_of(path).content(path, _bytes_max(files)) == text:
+            return path
+    door_of(path).put(path, text)
     return path
+
+
+def _bytes_max(files: Bytes) -> int:
+    return _BYTES_MAX + _SHARD_BYTES_MAX * len(files.shards)
 
 
 def _facts(files: Bytes, dtype: Stored) -> dict[str, object]:

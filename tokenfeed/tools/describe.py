@@ -7,6 +7,7 @@ import shlex
 
 from tokenfeed.client.feed.mixture.recipe import long_argument
 from tokenfeed.client.source.file_target import is_local_target, parse_local_target
+from tokenfeed.client.source.plane_selection import plane_name
 from tokenfeed.client.transport.channel import describe
 from tokenfeed.client.transport.credentials import with_environment
 from tokenfeed.errors import InvalidRequest
@@ -54,7 +55,8 @@ def run_describe(arguments: argparse.Namespace) -> None:
             known = dataset.documents
             print(f"  documents: {known.count:,}, known of {known.file_count:,} file(s)")
         for plane in dataset.planes:
-            print(f"  plane {plane.kind}: {plane.fingerprint.hex() or 'is not made yet'}")
+            made = plane.fingerprint.hex() or "is not made yet"
+            print(f"  {plane_name(plane.kind)}: {made}")
 
 
 def _order_over_documents(arguments: argparse.Namespace) -> str:

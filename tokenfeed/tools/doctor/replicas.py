@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from tokenfeed.client.source.plane_selection import plane_name
 from tokenfeed.errors import listed
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
@@ -93,7 +94,7 @@ def _corpora(name: str, having: Mapping[str, pb.Dataset]) -> list[Finding]:
             for server, plane in planes.items()
             if plane is None or plane.fingerprint
         }
-        findings += _differing(name, f"plane {kind}", hashes)
+        findings += _differing(name, plane_name(kind), hashes)
     return findings
 
 

@@ -116,7 +116,7 @@ def replace_files(content: ListContent, store: TokenStore) -> None:
 
 def keep_digest(content: ListContent, store: TokenStore) -> None:
     """Store the digest of files that were all replaced, if it is known; logs why if it cannot."""
-    if content.erasure is None or content.erasure.digest in (b"", store.kept_digest()):
+    if content.erasure is None or not content.erasure.digest:
         return
     try:
         store.keep_digest(content.erasure.digest)

@@ -94,12 +94,16 @@ class ListSummary:
     def text(self) -> str:
         """Return it for a person, with the next step."""
         documents = "unknown" if self.documents is None else f"{self.documents:,}"
+        latest = self.latest.hash
+        following = "copy the list to every replica"
+        if self.content.erasure is not None and self.content.erasure.list_hash == latest:
+            following += ", and run this command on each copy of the files"
+        call = f'feed.redact("{latest.hex()}", at_sample=...)'
         return "\n".join(
             [
                 *self.lines,
                 f"whole documents in the list: {documents}",
-                "next: copy the list to every replica; in the run: "
-                f'feed.redact("{self.latest.hash.hex()}", at_sample=...)',
+                f"next: {following}; in the run, unless it has the list: {call}",
             ]
         )
 
