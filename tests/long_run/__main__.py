@@ -1,7 +1,7 @@
 """A long run of everything at once, and at its end the comparison of every row that arrived.
 
 Trainers as processes read a mixture from three servers, one of which reads an object store; other
-ones read a dataset in blocks, whose context grows. They change the mixture or the context length,
+ones read a mixture in blocks, whose context grows. They change the mixture or the context length,
 redact, save, are killed, and go on in other numbers and with other batch sizes, while servers are
 killed, stopped and restarted, also by the code of the last release, the store goes away, and the
 disk fills that has their caches and the lists of redactions. A server and a client that nothing
@@ -56,6 +56,7 @@ from .memory import Usage
 
 NAMES = list(ORDER_OF)
 WEIGHTS = [5, 3, 1, 2]
+GROWN_WEIGHTS = [3, 1]
 CONTEXT_LENGTHS = (1024, 2048, 4096, 8192)
 CHUNK_STEPS = 60
 CHECK_STEPS = 25
@@ -211,19 +212,32 @@ class Run:
 
 @dataclass
 class Growth(Run):
-    """A run over blocks, whose context grows again and again."""
+    """A run over a mixture whose context length and weights change again and again."""
 
     stream: Grown
 
     def _change(self, trainers: Trainers, sample: int) -> None:
-        last, length = self.stream.asked[-1]
-        at_sample = max(sample, last) + self.chance.randrange(1, 500)
-        longer = [each for each in CONTEXT_LENGTHS if each > length]
-        length = self.chance.choice(longer or CONTEXT_LENGTHS[:-1])
-        began = trainers.ask("change_context_length", length, at_sample)
-        self.stream.asked.append((at_sample, length))
-        assert began == self.stream.stages[-1].first_sample
-        self.happened["changes of the context length"] += 1
+        length, last, _ = self.stream.stages[-1]
+        at_sample = max(sample, last.first_sample) + self.chance.randrange(1, 500)
+        change: int | list[int]
+        if self.chance.random() < 0.3:
+            change = [self.chance.randrange(0, 4), self.chance.randrange(0, 3)]
+            change[self.chance.randrange(2)] += 1
+            weights = dict(zip(self.stream.names, change, strict=True))
+            began, what = trainers.ask("change_mixture", weights, at_sample), "the mixture"
+        else:
+            longer = [each for each in CONTEXT_LENGTHS if each > length]
+            change = self.chance.choice(longer or CONTEXT_LENGTHS[:-1])
+            began = trainers.ask("change_context_length", change, at_sample)
+            what = "the context length"
+        after = Grown([*self.stream.asked, (at_sample, change)], self.stream.token_counts)
+        if isinstance(began, str):
+            assert max(after.stages[-1].left_out) * length > GROUP_BLOCKS * BLOCK, began
+            self.happened[f"changes of {what} that were refused"] += 1
+            return
+        self.stream = after
+        assert began == after.stages[-1].stage.first_sample
+        self.happened[f"changes of {what}"] += 1
 
 
 @dataclass
@@ -460,7 +474,9 @@ def _settings(
     orders = {name: {"order": order.split("-")[0]} for name, order in ORDER_OF.items()}
     weights = dict(zip(NAMES, WEIGHTS, strict=True))
     mixture = {"weights": weights, "order": "shuffled", "seed": SEED, "sources": orders}
-    groups = {"dataset": GROWN, "order": "blocks", "seed": SEED}
+    own = {"code": {"order": "random"}}
+    growing = {"weights": dict(zip(Grown.names, GROWN_WEIGHTS, strict=True)), "sources": own}
+    growing |= {"order": "blocks", "seed": SEED}
     is_mixed = isinstance(stream, Mixed)
     return {
         "targets": list(targets),
@@ -470,7 +486,7 @@ def _settings(
         "state": None,
         "options": {"mixture": mixture}
         if is_mixed
-        else groups | {"group_tokens": GROUP_BLOCKS * BLOCK},
+        else {"mixture": growing, "group_tokens": GROUP_BLOCKS * BLOCK},
     }
 
 
@@ -533,10 +549,11 @@ def main() -> int:
             streams = (stream, stream.copy())
             return kind(folder, targets, corpora, chance, pace, happened, *streams, *words)
 
-        mixed, counts = Mixed([(0, WEIGHTS)]), [tokens.size for tokens in corpora.files[GROWN]]
+        mixed = Mixed([(0, WEIGHTS)])
+        counts = [[tokens.size for tokens in corpora.files[name]] for name in Grown.names]
         mixing = begin(Mixing, targets, mixed, "mixed", (8, 6, 4, 3), (2, 3, 4))
         mixing.disk = disk
-        grown = Grown([(0, CONTEXT_LENGTHS[0])], counts)
+        grown = Grown([(0, CONTEXT_LENGTHS[0]), (0, GROWN_WEIGHTS)], counts)
         growth = begin(Growth, [targets[0], targets[2]], grown, "grown", (2, 3), (8, 16))
         watched = Trainers(folder / "watched", 1, _settings(targets[2:], 4, 1, mixed))
         stack.enter_context(watched)

@@ -109,19 +109,26 @@ class Mixed:
 
 @dataclass
 class Grown:
-    """A dataset in blocks: context lengths, each from a sample on.
+    """A mixture of a dataset in blocks and a random one: context lengths and weights, each from a
+    sample on.
 
-    asked: (sample, context length).  token_counts: of the files.
+    asked: (sample, context length or weight of each source), the first two at 0.  token_counts: of
+    the files of each source.
     """
 
-    names = (GROWN,)
-    asked: list[tuple[int, int]]
-    token_counts: list[int]
+    names = (GROWN, "code")
+    asked: list[tuple[int, int | list[int]]]
+    token_counts: list[list[int]]
 
     @property
-    def stages(self) -> list[reference.LengthStage]:
+    def stages(self) -> list[reference.GrownStage]:
         """The stages that were asked for."""
-        return reference.length_stages("blocks-1", self.token_counts, self.asked, GROUP_BLOCKS)
+        orders = (("blocks-1", GROUP_BLOCKS), ("random-1", 0))
+        sources = [
+            (order, counts, blocks)
+            for (order, blocks), counts in zip(orders, self.token_counts, strict=True)
+        ]
+        return reference.grown_stages(sources, self.asked)
 
     def copy(self) -> Grown:
         """Return the same, for a checkpoint."""
@@ -135,8 +142,12 @@ class Grown:
         self, first_sample: int, batch_size: int, rank: int, world_size: int
     ) -> Iterator[Sequence[int]]:
         """Yield the samples of the batches of a rank.  batch_size: of the first length."""
-        tokens = batch_size * self.asked[0][1]
-        found = reference.length_batches(self.stages, tokens, first_sample, rank, world_size)
+        first_length, lengths = self.stages[0].context_length, list[reference.LengthStage]()
+        for length, stage, _ in self.stages:
+            if not lengths or lengths[-1].context_length != length:
+                lengths.append(reference.LengthStage(stage.first_sample, length, 0))
+        tokens = batch_size * first_length
+        found = reference.length_batches(lengths, tokens, first_sample, rank, world_size)
         return ([row for row in rows if row is not None] for _, rows, _ in found)
 
 
@@ -209,29 +220,34 @@ class MixedRows:
 
 
 class GrownRows:
-    """The rows of a dataset whose context length changes."""
+    """The rows of a mixture whose context length changes."""
 
     def __init__(self, corpora: Corpora, stream: Grown) -> None:
         """Compute its stages."""
-        self._files, self._stages = corpora.files[GROWN], stream.stages
-        self._begins = [stage.first_sample for stage in self._stages]
+        self._files = [corpora.files[name] for name in stream.names]
+        self._counts, self._stages = stream.token_counts, stream.stages
+        self._begins = [each.stage.first_sample for each in self._stages]
 
     def source(self, sample: int) -> tuple[int, int]:
         """Return the source of a sample, and its sample in the order of that one."""
-        first_sample, _, base = self._stages[bisect_right(self._begins, sample) - 1]
-        return 0, base + sample - first_sample
+        number = bisect_right(self._begins, sample) - 1
+        return reference.stage_place(SEED, number, self._stages[number].stage, sample)
 
     def pieces(self, sample: int) -> list[list[int]]:
         """Return [file, first token, length] of each piece of a row."""
         length = self._stages[bisect_right(self._begins, sample) - 1].context_length
-        counts, own = [tokens.size for tokens in self._files], self.source(sample)[1]
-        file, first = reference.blocks_window(SEED, counts, length, GROUP_BLOCKS, own)
-        return [[file, first, length + 1]]
+        source, own = self.source(sample)
+        if source == 0:
+            place = reference.blocks_window(SEED, self._counts[0], length, GROUP_BLOCKS, own)
+        else:
+            place = reference.window("random-1", SEED, self._counts[source], length, own)
+        return [[*place, length + 1]]
 
     def entry(self, sample: int) -> tuple[int, int, bytes]:
         """Return what has to be written down of a sample."""
         ((file, first, n),) = self.pieces(sample)
-        return sample, 0, digest(self._files[file][first : first + n])
+        source, _ = self.source(sample)
+        return sample, source, digest(self._files[source][file][first : first + n])
 
 
 def touches(piece: list[int], one: reference.RedactionList) -> bool:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from client import Mixture, NumpyBatches, Timeouts
+from client import InvalidRequest, Mixture, NumpyBatches, Timeouts
 
 from .ledger import entries
 
@@ -51,7 +51,10 @@ def main(settings: dict[str, Any]) -> None:
                 case ["change_mixture", weights, at_sample]:
                     answer = feed.change_mixture(weights, at_sample)
                 case ["change_context_length", context_length, at_sample]:
-                    answer = feed.change_context_length(context_length, at_sample)
+                    try:
+                        answer = feed.change_context_length(context_length, at_sample)
+                    except InvalidRequest as error:
+                        answer = str(error)
                 case ["redact", list_hash, at_sample, dataset]:
                     answer = feed.redact(list_hash, at_sample, dataset)
                 case ["state"]:

@@ -24,7 +24,8 @@ _READY_SECONDS = 60.0
 """It takes 4 s on an idle machine."""
 _PORTS = (
     *("master.port", "master.port.grpc", "volume.port", "volume.port.grpc"),
-    *("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc", "s3.port.iceberg"),
+    *("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc"),
+    *("s3.port.iceberg", "s3.port.lance"),
 )
 
 
