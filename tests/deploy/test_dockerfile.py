@@ -20,7 +20,7 @@ def stages() -> dict[str, tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["server", "ingest", "trainer", "certificates"])
+@pytest.mark.parametrize("name", ["server", "ingest", "trainer", "certificates", "store"])
 def test_no_image_runs_as_root(name: str) -> None:
     """By a number, because the kubelet knows no names."""
     base, lines = stages()[name]

@@ -31,8 +31,9 @@ def images() -> None:
     lacking = missing()
     if lacking is not None:
         pytest.skip(f"needs a Docker engine and compose: {lacking}")
-    Stack("build", "docker-compose.yml", "docker-compose.tls.yml").build(
-        "server-a", "trainer", "certificates"
+    added = [f"docker-compose.{name}.yml" for name in ("tls", "object-store")]
+    Stack("build", "docker-compose.yml", *added).build(
+        "server-a", "trainer", "certificates", "store"
     )
 
 

@@ -29,6 +29,7 @@ IMAGES = {
     "TOKENFEED_SERVER_IMAGE": "tokenfeed-server:test",
     "TOKENFEED_TRAINER_IMAGE": "tokenfeed-trainer:test",
     "TOKENFEED_CERTIFICATES_IMAGE": "tokenfeed-certificates:test",
+    "TOKENFEED_STORE_IMAGE": "tokenfeed-store:test",
     "TOKENFEED_PROMETHEUS_IMAGE": "tokenfeed-prometheus:test",
 }
 SERVER_IMAGE, TRAINER_IMAGE = list(IMAGES.values())[:2]

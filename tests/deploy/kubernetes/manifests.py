@@ -13,7 +13,10 @@ import yaml
 from tests.conftest import ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ["overlays/shared-volume", "overlays/node-disk"]
+OBJECT_STORE = "overlays/object-store"
+VOLUMES = ["overlays/shared-volume", "overlays/node-disk"]
+"""Overlays whose servers mount the corpus."""
+OVERLAYS = [*VOLUMES, OBJECT_STORE]
 JOBS = ["jobs/ingest", "jobs/pack"]
 ONCE = ["namespace.yaml", "claim.yaml"]
 """Applied once, by themselves."""

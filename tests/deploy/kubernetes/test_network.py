@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deploy.kubernetes.manifests import JOBS, OVERLAYS, Manifest, built, matches, of_kind, pod
+from tests.deploy.kubernetes.manifests import (
+    JOBS,
+    OBJECT_STORE,
+    OVERLAYS,
+    VOLUMES,
+    Manifest,
+    built,
+    matches,
+    of_kind,
+    pod,
+)
 
 OWN = {"kubernetes.io/metadata.name": "tokenfeed"}
 OTHER = {"kubernetes.io/metadata.name": "training"}
@@ -68,14 +78,29 @@ def test_trainers_reach_batches_monitoring_reaches_metrics_and_nobody_else_anyth
     assert admitted(overlay, namespace, labels) == ports
 
 
-@pytest.mark.parametrize("overlay", ["base", *OVERLAYS])
-@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
+@pytest.mark.parametrize(
+    ("overlay", "name"),
+    [(overlay, name) for overlay in ["base", *VOLUMES] for name in [*VOLUMES, *JOBS]]
+    + [(OBJECT_STORE, job) for job in JOBS],
+)
 def test_servers_and_jobs_reach_nothing(overlay: str, name: str) -> None:
     """Not even DNS: they look up no name. Volumes are mounted by the node."""
     policies = policies_for(pod(name)["metadata"]["labels"], overlay, "Egress")
 
     assert policies
     assert not any(spec.get("egress") for spec in policies)
+
+
+def test_servers_of_an_object_store_reach_names_and_https_alone() -> None:
+    """No port of the cluster but that of its DNS; a store is asked by TLS."""
+    policies = policies_for(pod(OBJECT_STORE)["metadata"]["labels"], OBJECT_STORE, "Egress")
+    names, store = [rule for spec in policies for rule in spec.get("egress", [])]
+
+    system = {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}
+    assert names["to"] == [{"namespaceSelector": system}, {"ipBlock": {"cidr": "169.254.20.10/32"}}]
+    assert names["ports"] == [{"protocol": kind, "port": 53} for kind in ("UDP", "TCP")]
+    assert store["to"] == [{"ipBlock": {"cidr": cidr}} for cidr in ("0.0.0.0/0", "::/0")]
+    assert store["ports"] == [{"protocol": "TCP", "port": 443}]
 
 
 @pytest.mark.parametrize("overlay", ["base", *OVERLAYS])

@@ -9,7 +9,9 @@ import pytest
 from tests.conftest import ROOT
 from tests.deploy.kubernetes.manifests import (
     JOBS,
+    OBJECT_STORE,
     OVERLAYS,
+    VOLUMES,
     Manifest,
     built,
     container,
@@ -112,7 +114,20 @@ def test_the_socket_of_the_image_has_a_folder_in_memory(name: str) -> None:
     assert not mount.get("readOnly")
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+def test_servers_of_an_object_store_have_its_credentials_and_a_cache_with_room_to_spare() -> None:
+    """The cache is allocated when a server starts; rows and borders of documents lie beside it."""
+    taken = serve_parser().parse_args(container(OBJECT_STORE)["args"])
+    mounts = mounted(OBJECT_STORE)
+
+    assert taken.object_cache == taken.cache_dir == "/cache"
+    room = size_bytes(mounts["/cache"][1]["emptyDir"]["sizeLimit"]) - taken.object_cache_bytes
+    assert room >= 4 * GIB
+    assert "/data" not in mounts
+    secret = {"secretRef": {"name": "tokenfeed-object-store"}}
+    assert container(OBJECT_STORE)["envFrom"] == [secret]
+
+
+@pytest.mark.parametrize("name", VOLUMES)
 def test_servers_cannot_write_to_the_corpus(name: str) -> None:
     mount, volume = mounted(name)["/data"]
 
@@ -148,7 +163,8 @@ def test_the_server_takes_its_command_line(name: str) -> None:
     """An option that it does not know would end each pod with code 2."""
     arguments = container(name)["args"]
     # docs/kubernetes.md replaces it by its place.
-    assert arguments[0] == "--data=/data/corpus"
+    corpus = "s3://bucket/corpus" if name == OBJECT_STORE else "/data/corpus"
+    assert arguments[0] == f"--data={corpus}"
     assert "--cache-dir=/cache" in arguments
     assert {"--metrics-port=9464", "--metrics-host=0.0.0.0"} <= set(arguments)
     taken = serve_parser().parse_args(arguments)

@@ -13,19 +13,21 @@ import pytest
 
 from client import Credentials, RemoteBatches, Timeouts
 from tests.conftest import ROOT, Serve, Server
-from tests.deploy.kubernetes.manifests import OVERLAYS, container, mounted
+from tests.deploy.kubernetes.manifests import OBJECT_STORE, OVERLAYS, container, mounted
 from tests.faults.credentials import OTHER_TOKEN, TOKEN, Papers, write_papers
 from tests.server.ingest import corpus
 from tests.support.commands import run
+from tests.support.object_server import object_server
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest, Unauthenticated
+from tokenfeed.server.storage.objects.slab import FILE, FOLDER
 
 CORPUS = "corpus/train.bin"
 
 
 def rewritten(words: list[str], root: Path) -> list[str]:
     """A command line, with the paths of a pod as paths below root."""
-    return [re.sub("(^|[=:])/", rf"\g<1>{root}/", word) for word in words]
+    return [re.sub("(^|[=:])/(?!/)", rf"\g<1>{root}/", word) for word in words]
 
 
 class SecretVolume:
@@ -66,12 +68,13 @@ class Pod:
             if not path.startswith("/secrets/"):
                 self.here(path).mkdir(parents=True)
         path = self.here(f"/data/{CORPUS}")
-        path.parent.mkdir()
+        path.parent.mkdir(parents=True)
         np.arange(1, 20_000).astype("<u2").tofile(path)
         self.tls = SecretVolume(self.here("/secrets/tls"), pair(papers.cert, papers.key))
         self.tokens = SecretVolume(self.here("/secrets/tokens"), {"tokens": f"{TOKEN}\n".encode()})
-        # The port of the metrics is fixed there; here any other server may have it.
-        words = [w for w in container(overlay)["args"] if not w.startswith("--metrics-")]
+        # The port of the metrics is fixed there, and a cache has the size of a node's disk.
+        fixed = ("--metrics-", "--object-cache-bytes")
+        words = [w for w in container(overlay)["args"] if not w.startswith(fixed)]
         socket = self.here("/dev/shm/tokenfeed.sock")
         self.server: Server = serve("--unix", socket, *rewritten(words, root))
 
@@ -136,6 +139,21 @@ def test_renewed_secrets_apply_without_a_restart(running: Pod, papers: Papers) -
     assert running.read(Credentials(tls_ca=papers.ca, token=OTHER_TOKEN)) == 3
     with pytest.raises(Unauthenticated):
         running.read(trusting)
+
+
+def test_a_pod_of_an_object_store_serves_the_bucket_by_its_cache(
+    tmp_path: Path, papers: Papers, serve: Serve
+) -> None:
+    """With nothing mounted but the cache and Secrets."""
+    tokens = np.arange(1, 20_000).astype("<u2")
+    with object_server() as store:
+        store.put("bucket/corpus/train.bin", tokens.tobytes())
+        pod = Pod(OBJECT_STORE, tmp_path / "pod", papers, serve)
+
+        assert pod.read(Credentials(tls_ca=papers.ca, token=TOKEN)) == 3
+        assert eventually(lambda: "object cache filled blocks=1 of=1" in pod.server.stderr)
+    assert pod.is_ready()
+    assert (pod.here("/cache") / FOLDER / FILE).exists()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.deploy.kubernetes.manifests import (
     OVERLAYS,
+    VOLUMES,
     Manifest,
     built,
     container,
@@ -19,7 +20,7 @@ from tests.deploy.kubernetes.manifests import (
 )
 from tokenfeed.server.cli.serve_options import build_parser as serve_parser
 
-SHARED_VOLUME, NODE_DISK = OVERLAYS
+SHARED_VOLUME, NODE_DISK = VOLUMES
 STARTS_SECONDS = 600
 """How long a server may read before it listens, as docs/kubernetes.md says."""
 
@@ -135,7 +136,7 @@ def test_clients_have_time_to_reach_another_server_before_the_next_one_is_stoppe
 def test_a_new_server_is_ready_before_an_old_one_is_stopped(name: str) -> None:
     """One at a time."""
     spec = workload(name)["spec"]
-    strategy = spec["strategy"] if name == SHARED_VOLUME else spec["updateStrategy"]
+    strategy = spec["updateStrategy"] if name == NODE_DISK else spec["strategy"]
 
     assert strategy == {
         "type": "RollingUpdate",
