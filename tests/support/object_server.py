@@ -39,18 +39,35 @@ SLOW_SECONDS = 0.3
 _WRITTEN = 1_700_000_000
 
 
+class RepeatedContent:
+    """A piece over and over, up to a size: an object larger than the memory of a machine."""
+
+    def __init__(self, piece: bytes, size_bytes: int) -> None:
+        self.piece, self._size_bytes = piece, size_bytes
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, part: slice) -> bytes:
+        first, end, _ = part.indices(self._size_bytes)
+        skipped = first % len(self.piece)
+        count = -(-(skipped + end - first) // len(self.piece))
+        return (self.piece * count)[skipped : skipped + end - first]
+
+
 @dataclass
 class StoredObject:
     """Content, as it was put.  version: of a bucket that keeps versions."""
 
-    content: bytes
+    content: bytes | RepeatedContent
     version: str = ""
     written: int = _WRITTEN
     has_etag: bool = True
 
     @cached_property
     def etag(self) -> str:
-        return f'"{hashlib.md5(self.content).hexdigest()}"'
+        one = self.content if isinstance(self.content, bytes) else self.content.piece
+        return f'"{hashlib.md5(one).hexdigest()}"'
 
 
 @dataclass
@@ -69,7 +86,8 @@ class ObjectServer:
     """The objects of a store, by BUCKET/KEY.
 
     faults: of the next GETs of objects, one each; then always_fault.  keeps_versions: whether what
-    is replaced can still be read.  denied: whether every request is.  requests: so far.
+    is replaced can still be read.  delay_seconds: before each answer, as of a far store.
+    requests: so far.
     """
 
     address: str = ""
@@ -78,12 +96,12 @@ class ObjectServer:
     always_fault: str = ""
     keeps_versions: bool = False
     has_list: bool = True
-    denied_after: int | None = None
     weak: bool = False
+    delay_seconds: float = 0.0
     accepted_keys: set[str] = field(default_factory=set)
     requests: list[Asked] = field(default_factory=list)
 
-    def put(self, key: str, content: bytes, *, written: int = _WRITTEN) -> None:
+    def put(self, key: str, content: bytes | RepeatedContent, *, written: int = _WRITTEN) -> None:
         """Store an object, in place of one of this name."""
         others = self.objects.get(key, []) if self.keeps_versions else []
         version = f"v{len(others) + 1}" if self.keeps_versions else ""
@@ -121,6 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
         asked = Asked(self.command, key, headers, query.get("versionId", [""])[0])
         asked.prefix = query.get("prefix", [""])[0]
         store.requests.append(asked)
+        if store.delay_seconds:
+            time.sleep(store.delay_seconds)
         owner = re.search(r"Credential=(\w+)/", headers.get("authorization", ""))
         if store.accepted_keys and (owner is None or owner[1] not in store.accepted_keys):
             self._send(403, b"<Error><Code>AccessDenied</Code></Error>")

@@ -45,9 +45,9 @@ class Seaweed:
 
 
 @contextmanager
-def seaweed(folder: Path) -> Iterator[Seaweed]:
+def seaweed(folder: Path, volume_mib: int = 64) -> Iterator[Seaweed]:
     """Lend a store, which s3:// leads to in this process and those that it starts.  folder: for
-    its data.
+    its data.  volume_mib: of each of 8 volumes, which limit it.
     """
     ports = {name: free_port() for name in _PORTS}
     data = folder / "seaweed"
@@ -55,7 +55,7 @@ def seaweed(folder: Path) -> Iterator[Seaweed]:
     command = [
         shutil.which("weed", path=os.path.dirname(sys.executable)) or "weed",
         *("server", "-s3", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-        *("-master.volumeSizeLimitMB=64", "-master.telemetry=false"),
+        *(f"-master.volumeSizeLimitMB={volume_mib}", "-master.telemetry=false"),
         *(f"-{name}={port}" for name, port in ports.items()),
     ]
     endpoint = f"http://127.0.0.1:{ports['s3.port']}"

@@ -531,20 +531,22 @@ class ObjectBytes:
         firsts = self._first_bytes
         # What lies between rows comes with their blocks, if these are fetched.
         gap_bytes = 0 if reason == ROW and self._takes_blocks else MERGED_GAP_BYTES
-        found: list[tuple[Fetch, list[_Place]]] = []
-        for place in sorted(places):
+        get = self._getter(reason)
+        made: list[tuple[int, Fetch, list[_Place]]] = []
+        for place, number in sorted(zip(places, range(len(places)), strict=True)):
             file, first = place[0], int(firsts[place[0]]) + place[1]
             end = first + place[2]
-            if found:
-                last, within = found[-1]
+            if made:
+                earliest, last, within = made[-1]
                 is_near = last.file == file and first <= last.end_byte + gap_bytes
                 if is_near and max(end, last.end_byte) - last.first_byte <= GET_BYTES_MAX:
                     last.end_byte = max(end, last.end_byte)
                     within.append(place)
+                    made[-1] = min(earliest, number), last, within
                     continue
-            found.append((Fetch(file, first, end, self._getter(reason)), [place]))
-        order = {place: number for number, place in enumerate(places)}
-        return sorted(found, key=lambda one: min(order[place] for place in one[1]))
+            made.append((number, Fetch(file, first, end, get), [place]))
+        made.sort(key=lambda one: one[0])
+        return [(fetch, within) for _, fetch, within in made]
 
     # All below: with the lock.
 

@@ -7,8 +7,9 @@ fetched once, whatever the pace of the rows: few of them are fetched by GETs of 
 their block (EARLY_SHARE), and others wait for it. In any case blocks have at most as many bytes as
 the cache has, once, and as the rows that were sent.
 
-It begins with the first row, and stops when none was asked for in a minute. The same thread reads
-blocks again, each about once a day, and fetches those whose checksum has changed.
+It begins a second after the first row, or when a row waits for a block, so that a first batch has
+the store to itself. It stops when no row was asked for in a minute. The same thread reads blocks
+again, each about once a day, and fetches those whose checksum has changed.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ _COMMIT_BLOCKS = 64
 """Blocks can be read once they are on the disk; one wait for it is for up to this many."""
 _REFRESH_SHARE = 0.05
 """Of the time, for reading what another process has cached: a second for a table of terabytes."""
+_FIRST_ROWS_SECONDS = 1.0
+"""How long only rows are fetched, after the first one: whole blocks would delay a first batch."""
 IDLE_SECONDS = 60.0
 GRACE_SECONDS = 600.0
 """How long groups of a stream that has ended stay, unless others need the room: it may go on."""
@@ -146,7 +149,7 @@ class ObjectCache:
         self.fits = self.block_count <= slab.slot_count
         self._damaged = self._reported = 0
         self._used_at, self._is_idle = -IDLE_SECONDS, True
-        self._paused_until = self._refresh_at = 0.0
+        self._paused_until = self._refresh_at = self._fills_at = 0.0
         self._scrub_at = time.monotonic()
         self._scrubbed = random.randrange(slab.slot_count)
         self._know_all(slab)
@@ -172,8 +175,8 @@ class ObjectCache:
         """Note that rows are asked for."""
         self._used_at = time.monotonic()
         if self._is_idle:
+            self._fills_at = self._used_at + _FIRST_ROWS_SECONDS
             self._is_idle = False
-            self._woken.set()
 
     @property
     def takes_blocks(self) -> bool:
@@ -261,6 +264,7 @@ class ObjectCache:
                     return None
                 if self._fills and len(self._coming) < _COMING_MAX:
                     return self._begun([block], 0.0, threading.get_ident())[0]
+                self._fills_at = 0.0
                 self._woken.set()
                 if not self._changed.wait(max(0.0, until - time.monotonic())):
                     return None
@@ -421,6 +425,8 @@ class ObjectCache:
             return
         is_used = now - self._used_at < IDLE_SECONDS
         self._is_idle = not is_used
+        if is_used and now < self._fills_at:
+            return
         with self._changed:  # or a block that is asked for meanwhile would be forgotten
             fills = is_used and self._wants_more(now)
             if not fills:

@@ -76,7 +76,7 @@ def test_every_fault_in_turn_changes_no_row(
 
 
 @pytest.mark.parametrize(
-    "seconds", [1.5, pytest.param(300, marks=[pytest.mark.proof, pytest.mark.slow(400)])]
+    "seconds", [1.5, pytest.param(300, marks=[pytest.mark.proof, pytest.mark.timeout(500)])]
 )
 def test_a_store_that_is_away_for_a_while_is_no_lost_dataset(
     store: ObjectServer, serve: Serve, expected: NumpyBatches, seconds: float

@@ -60,6 +60,7 @@ def opened(
     monkeypatch.setattr(object_cache, "_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(object_cache, "_COMMIT_SECONDS", 0.05)
     monkeypatch.setattr(object_cache, "_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(object_cache, "_FIRST_ROWS_SECONDS", 0.0)
     found: list[tuple[TokenStore, ObjectCache]] = []
 
     def open_one(slots: int = 16, folder: Path = tmp_path) -> tuple[TokenStore, ObjectCache]:
@@ -172,7 +173,7 @@ def test_rows_of_any_blocks_are_right(opened: Opened, share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "calls", [8, pytest.param(200, marks=[pytest.mark.proof, pytest.mark.slow(300)])]
+    "calls", [8, pytest.param(200, marks=[pytest.mark.proof, pytest.mark.slow])]
 )
 def test_rows_are_right_while_blocks_make_room(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
@@ -227,7 +228,8 @@ def test_rows_are_right_while_blocks_make_room(
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int) -> tuple:
     """The objects with a cache that has not room for them."""
     monkeypatch.setattr(cache_choice, "SLOTS_MIN", 1)
-    for name, seconds in (("_PAUSE_SECONDS", 0.01), ("_COMMIT_SECONDS", 0.05)):
+    timers = {"_PAUSE_SECONDS": 0.01, "_COMMIT_SECONDS": 0.05, "_FIRST_ROWS_SECONDS": 0.0}
+    for name, seconds in timers.items():
         monkeypatch.setattr(object_cache, name, seconds)
     tokens, _ = open_store("train", URLS, RAW, StorageOptions())
     tokens.narrow(65_535)
