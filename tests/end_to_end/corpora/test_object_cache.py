@@ -98,8 +98,11 @@ def test_an_epoch_out_of_the_cache_makes_no_get(
     ("order", "blocks", "slots", "most"),
     [
         ("shuffled", 64, 80, 1.1),
-        ("blocks", 96, 36, 1.05 + 16 / 96),  # the group behind the epoch is fetched ahead
-        pytest.param("blocks", 720, 36, 1.05, marks=[pytest.mark.proof, pytest.mark.slow]),
+        # The first group of the following epoch, of 16 blocks, is fetched ahead.
+        ("blocks", 96, 36, 1.05 + 16 / 96),
+        pytest.param(
+            "blocks", 720, 36, 1.05 + 16 / 720, marks=[pytest.mark.proof, pytest.mark.slow]
+        ),
     ],
 )
 def test_an_epoch_fetches_little_more_than_the_corpus(
