@@ -89,8 +89,8 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
         lengths = {each.context_length for each in stream.rest(plan.sample).stages}
         if len(lengths) > 1:
             require_uncounted(found.request.num_batches)
-        for length in lengths - {own.context_length}:
-            found.count_rows(length)  # now: statistics do not wait for them
+        if lengths != {own.context_length}:
+            found.count_rows()  # now: statistics do not wait for them
         messages += _other_planes(state, found, allow)
     except BaseException:
         found.close_unless(own)
@@ -474,6 +474,12 @@ def _continued(
     place = partial(placed, sources, rows)
     found, messages = continued(
         saved, stages, begin, names, place, allow=allow, context_length=length
+    )
+    # A source that is not read is not described: it stays as the state has it.
+    weighted = {number for stage in found for number in stage.weights}
+    sources = tuple(
+        each if each.corpus or each.number in weighted else saved.sources[each.number]
+        for each in sources
     )
     stream = Stream(mine.seed, sources, found, saved.redactions)
     return _Plan(stream, state.sample, _numbers_now(saved, sources), messages)

@@ -48,7 +48,14 @@ def reweighted(own: FeedStream, weights: object, at_sample: int | None, owner: o
     )
     if stages == own.stream.stages:
         return own, begin
-    return own.with_stream(stream.with_stages(stages), owner=owner), begin
+    found = own.with_stream(stream.with_stages(stages), owner=owner)
+    if len({stage.context_length for stage in stages}) > 1:
+        try:
+            found.count_rows()
+        except BaseException:
+            found.close_unless(own)
+            raise
+    return found, begin
 
 
 def resized(
@@ -99,14 +106,14 @@ def _with_length(
     """Return a stream with a context length from a sample on, and where that begins, as of
     `with_length`; the rows of its datasets are counted.
     """
-    own.rest.with_stages([replace(own.stage, context_length=length)])  # checks it, before they are
-    if not own.rest.reads_documents:
-        own.count_rows(length)
+    rest = own.rest.stages[own.rest.place_of(own.cursor.sample)]
+    own.rest.with_stages([replace(rest, context_length=length)])  # checks it, before they are
     place = partial(placed, stream.sources, own.rows_of)
     stream, begin = with_length(
         stream, length, at_sample, ahead, place, own.definition, or_later=or_later
     )
     require_whole_rows([stage.context_length for stage in stream.stages], own.batch_sizes)
+    own.count_rows(stream)
     return stream, begin
 
 
@@ -155,6 +162,12 @@ def log_lengths(before: FeedStream, now: FeedStream) -> None:
         except TokenfeedError as error:  # servers are away, and the change stays as it is
             _LOG.warning("rows that are left out are not counted sample=%d: %s", sample, error)
             continue
+        described = now.rest.numbers
+        for share in last.shares:
+            source = now.stream.sources[share.source]
+            if share.base and source.order.BLOCK_TOKENS and share.source not in described:
+                message = "rows that are left out are not counted sample=%d source=%s: it is not in"
+                _LOG.warning(f"{message} the mixture", sample, source.dataset)
         for number, rows in left.items():
             name, tokens = now.stream.sources[number].dataset, rows * last.context_length
             message = "rows are left out sample=%d source=%s rows=%d tokens=%d"
