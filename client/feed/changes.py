@@ -21,6 +21,7 @@ from tokenfeed.stream.schedule import placed_by_weights, planned_stage, schedule
 from tokenfeed.stream.stage import CHANGED, LENGTH, Corpus, Redaction, Redactions, Source, Stage
 from tokenfeed.stream.stream import Stream
 
+from .history import History
 from .lengths import Length
 from .mixture.continuation import Place
 from .mixture.recipe import Definition
@@ -160,6 +161,16 @@ def _accepted(sample: int, changed: Callable[[int], object]) -> int | None:
     except (InvalidRequest, SamplesExhausted):
         return None
     return sample
+
+
+def ahead_of_lengths(stream: Stream, definition: Definition, sample: int, history: History) -> int:
+    """Return the first sample at which a declared context length may begin: behind all that was
+    delivered; and for a feed of a length that a state changed to, not before its position.
+
+    sample: the position.  history: that before it.
+    """
+    began = stream.stages[0].context_length == definition.stream.context_length
+    return history.end_sample if began else history.ahead_of(sample)
 
 
 def with_declared(

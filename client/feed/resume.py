@@ -158,7 +158,8 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     ((number, _, base),) = stage.active
     theirs = saved.sources[number]
     begun = saved.stages[: place + 1]
-    length = _length_of(begun, mine.context_length)
+    may_go_back = "context_length" in allow
+    length = _length_of(begun, mine.context_length, may_go_back=may_go_back)
     differing = _differences(theirs, stage.context_length, source, length)
     messages = [*_allowed(differing, allow)]
     if not differing:
@@ -190,19 +191,20 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     return _Plan(stream, goes_on, now_of, tuple(messages))
 
 
-def _length_of(begun: Stages, own: int) -> int:
+def _length_of(begun: Stages, own: int, *, may_go_back: bool = False) -> int:
     """Return the context length with which a feed goes on in a stage of a state: that of the state
     if the run was changed to it while it had that of the feed; else that of the feed.
 
-    begun: the stages up to that one.  own: of the feed.
+    begun: the stages up to that one.  own: of the feed.  may_go_back: whether a feed of a length to
+    which the run was changed once changes it back; one of that with which it began never does.
     """
-    other = [
-        later
-        for one, later in pairwise(begun)
-        if one.context_length != later.context_length and not later.origin & CHANGED
-    ]
-    asked = other[-1] if other else begun[0]
-    return begun[-1].context_length if asked.context_length == own else own
+    first = 0
+    for place, (one, later) in enumerate(pairwise(begun), 1):
+        if one.context_length != later.context_length and not later.origin & CHANGED:
+            first = place
+    had = {stage.context_length for stage in begun[first:]}
+    is_known = own in had and not may_go_back
+    return begun[-1].context_length if is_known or begun[first].context_length == own else own
 
 
 def _lengths_dropped(rest: Stream) -> tuple[str, ...]:

@@ -16,7 +16,14 @@ from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction, Stage
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import integer
-from .changes import require_ahead, with_change, with_declared, with_length, with_redaction
+from .changes import (
+    ahead_of_lengths,
+    require_ahead,
+    with_change,
+    with_declared,
+    with_length,
+    with_redaction,
+)
 from .feed_stream import FeedStream
 from .lengths import require_uncounted, require_whole_rows
 from .mixture.recipe import checked_weights, read_list
@@ -112,8 +119,8 @@ def _with_length(
     stream, begin = with_length(
         stream, length, at_sample, ahead, place, own.definition, or_later=or_later
     )
-    require_whole_rows([stage.context_length for stage in stream.stages], own.batch_sizes)
     own.count_rows(stream)
+    require_whole_rows([stage.context_length for stage in stream.stages], own.batch_sizes)
     return stream, begin
 
 
@@ -125,9 +132,9 @@ def declared(own: FeedStream) -> FeedStream:
     """
     if not own.pending or own.datasets.closed:
         return own
-    _, _, history = own.cursor.now
     found = replace(own, pending=())
-    ahead = history.end_sample
+    sample, _, history = own.cursor.now
+    ahead = ahead_of_lengths(own.stream, own.definition, sample, history)
 
     def changed(stream: Stream, length: int, at_sample: int) -> Stream:
         return _with_length(own, stream, length, at_sample, ahead, or_later=True)[0]
@@ -142,8 +149,9 @@ def log_lengths(before: FeedStream, now: FeedStream) -> None:
     before: what was read until now, with changes that were logged.
     """
     known = {_begin(*pair) for pair in pairwise(before.stream.stages)}
+    _, _, history = now.cursor.now
     for last, stage in pairwise(now.stream.stages):
-        is_ahead = stage.first_sample >= now.cursor.sample
+        is_ahead = stage.first_sample >= history.end_sample  # also if it was skipped
         if last.context_length == stage.context_length or not is_ahead:
             continue
         if _begin(last, stage) in known:

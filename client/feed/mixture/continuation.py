@@ -48,11 +48,16 @@ def continued(
     """
     stages = saved.stages
     present, place = stages[saved.place_of(sample)], _as_stored(stages, place)
-    own = [replace(own[0], context_length=stages[0].context_length), *own[1:]]
-    # A change counts from its first row on; where a feed has resumed, that is decided already.
-    first = stages[0]
-    # What was before the first stage is folded: that one is no change that may be left out.
-    is_past = present.origin & RESUMED or (first.index and first.first_sample == sample)
+    first, length = stages[0], own[0].context_length
+    own = [replace(own[0], context_length=first.context_length), *own[1:]]
+    # A change counts from its first row on. But where a feed has resumed, or has the length that
+    # begins here, that is decided already, and the first stage that is kept is none.
+    is_grown = present.origin & LENGTH and present.context_length == length
+    is_past = (
+        present.origin & RESUMED
+        or (is_grown and first.context_length != length and present.first_sample == sample)
+        or (first.index and first.first_sample == sample)
+    )
     past = [stage for stage in stages if stage.first_sample < sample + bool(is_past)]
     end, ahead = sample + bool(is_past), stages[len(past) :]
     defined = first.weights if not first.is_change else dict(first.defined)

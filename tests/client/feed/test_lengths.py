@@ -590,3 +590,67 @@ def test_the_sample_that_a_refusal_names_is_refused_by_no_other_source_and_by_no
     with pytest.raises(InvalidRequest, match="no later sample is better") as refusal:
         resized(feed, LONGER, 100, None)
     assert "pass" not in refusal.value.problem
+
+
+# --- states at the sample where a length begins ---
+
+
+def test_a_mixture_of_the_length_that_begins_at_the_saved_sample_goes_on_with_it() -> None:
+    """Also with other weights: else a state of this feed would be of a length that it has not."""
+    feed, begin = resized(mixed(), LONGER, 100, None)
+    feed.cursor.seek(begin, None)
+    state = state_of(feed)
+    own = mixed(LONGER, {"web": 1, "code": 3})
+
+    found = load(own, state, allow=("mixture",)).stream
+
+    assert stages_of(found) == [(0, T), (begin, LONGER)]
+    assert found.stream.stages[-1].weights == {0: 1, 1: 3}
+    again = load(mixed(LONGER, {"web": 1, "code": 3}), state_of(found)).stream
+    assert again.known() == found.known()
+
+
+def test_declared_lengths_of_a_feed_that_begins_with_a_later_one_begin_behind_its_position() -> (
+    None
+):
+    """They would replace the change by which the state has the feed's own length."""
+    feed = mixed({0: T, 2: 1 << 13})
+    feed.cursor.seek(100, None)  # nothing was delivered
+    lengths = {0: 1 << 13, 2: LONGER}
+
+    found = declared(load(mixed(lengths), state_of(feed)).stream)
+
+    assert stages_of(found) == [(0, T), (4, 1 << 13), (100, LONGER)]
+    again = declared(load(mixed(lengths), state_of(found)).stream)
+    assert stages_of(again) == stages_of(found)
+
+
+def test_a_change_among_rows_that_were_skipped_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """What it leaves out is left out all the same."""
+    feed, _ = step(mixed())
+    feed.cursor.seek(200, None)
+
+    found = declared(load(mixed({0: T, 100: LONGER}), state_of(feed)).stream)
+
+    assert stages_of(found)[-1] == (100, LONGER)
+    assert len(log_of(caplog, feed, found)) == 2
+
+
+@pytest.mark.parametrize("options", [BLOCKS, MIXED])
+def test_a_feed_of_a_later_length_goes_on_behind_the_change_that_it_declares(options: Any) -> None:
+    """A script that begins with the length in force is restarted with the next one in force."""
+    lengths: Any = {0: 1 << 13, 2000: LONGER}
+
+    def own() -> FeedStream:
+        return feed_of(CORPORA, 4, lengths, **options)
+
+    feed, begin = resized(feed_of(CORPORA, 8, T, **options), 1 << 13, 100, None)
+    feed.cursor.seek(begin, None)
+    feed, _ = step(declared(load(own(), state_of(feed)).stream))
+    feed, _ = step(feed, feed.stream.stages[-1].first_sample)
+
+    again = declared(load(own(), state_of(feed)).stream)
+
+    assert [length for _, length in stages_of(again)] == [T, 1 << 13, LONGER]
+    assert again.stream == feed.stream
+    assert again.settled().context_length == LONGER

@@ -9,7 +9,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from tokenfeed.client.feed.changes import require_same_corpus, with_declared, with_length
+from tokenfeed.client.feed.changes import (
+    ahead_of_lengths,
+    require_same_corpus,
+    with_declared,
+    with_length,
+)
+from tokenfeed.client.feed.history import History
 from tokenfeed.client.feed.mixture.recipe import Definition
 from tokenfeed.client.feed.resume import resumed_mixture
 from tokenfeed.client.feed.stats import source_stats
@@ -146,7 +152,8 @@ def _grown(stream: Stream, asked: PlanInput, definition: Definition, counts: Cou
     """Return a stream with the context lengths of the definition, where they begin.  Raises:
     TokenfeedError.
     """
-    ahead = 0 if asked.saved is None else asked.saved.history.end_sample
+    history = History() if asked.saved is None else asked.saved.history
+    ahead = ahead_of_lengths(stream, definition, asked.first_sample, history)
     place = partial(placed, stream.sources, counts.of)
 
     def changed(stream: Stream, length: int, at_sample: int) -> Stream:
