@@ -398,14 +398,16 @@ def _mixture(mine: Stream, state: State, allow: Collection[str], rows: Rows) -> 
     rest = saved.rest(state.sample)
     is_one = rest.is_plain and len(rest.sources) == 1
     goes_on = MIXTURE in allow or {"order", "fingerprint"} <= set(allow)
-    if not (is_one and saved.is_plain and not mine.stages[0].is_plain):
+    is_dataset = is_one and saved.is_plain and not mine.stages[0].is_plain
+    # A mixture that went on behind a dataset may have a stage of one source.
+    if not is_dataset or any(stage.origin & RESUMED for stage in saved.stages):
         try:
             _require_same_mixture(mine, saved, state.sample)
             return _continued(mine, saved, state, rows, allow=MIXTURE in allow and not is_one)
         except StreamMismatch:
-            if not (is_one and goes_on):
+            if not (is_dataset or (is_one and goes_on)):
                 raise
-    elif not goes_on:
+    if is_dataset and not goes_on:
         problem = "the state is of one dataset; pass dataset= in place of mixture="
         cure = "allow=('mixture',) to begin the mixture at its sample"
         raise StreamMismatch(MIXTURE, f"{problem}, or {cure}")

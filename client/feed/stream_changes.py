@@ -56,12 +56,14 @@ def reweighted(own: FeedStream, weights: object, at_sample: int | None, owner: o
     if stages == own.stream.stages:
         return own, begin
     found = own.with_stream(stream.with_stages(stages), owner=owner)
-    if len({stage.context_length for stage in stages}) > 1:
-        try:
+    try:
+        # Of declared lengths, one may have taken another back. A restart asks for them again.
+        found = declared(replace(found, pending=own.definition.lengths))
+        if len({stage.context_length for stage in found.stream.stages}) > 1:
             found.count_rows()
-        except BaseException:
-            found.close_unless(own)
-            raise
+    except BaseException:
+        found.close_unless(own)
+        raise
     return found, begin
 
 

@@ -654,3 +654,32 @@ def test_a_feed_of_a_later_length_goes_on_behind_the_change_that_it_declares(opt
     assert [length for _, length in stages_of(again)] == [T, 1 << 13, LONGER]
     assert again.stream == feed.stream
     assert again.settled().context_length == LONGER
+
+
+def test_declared_lengths_that_took_each_other_back_are_asked_for_again_by_other_weights() -> None:
+    """A restart asks for them, and has to read the same rows as the run that went on."""
+    lengths = {0: T, 300: LONGER, 400: T}  # both would begin at the end of the group
+    mixture = {"web": 1, "code": 0}
+    feed, _ = step(mixed(lengths, mixture))
+    assert stages_of(feed) == [(0, T)]
+
+    feed, begin = reweighted(feed, {"web": 1, "code": 1}, 100, None)
+
+    assert stages_of(feed) == [(0, T), (begin, T), (300, LONGER), (400, T)]
+    assert stages_of(declared(load(mixed(lengths, mixture), state_of(feed)).stream)) == stages_of(
+        feed
+    )
+
+
+def test_a_mixture_behind_a_dataset_is_restarted_in_a_stage_of_one_source() -> None:
+    """Its state looks like that of a dataset, and needs no permission any more."""
+    feed = feed_of(CORPORA, 8, T, **BLOCKS)
+    deliver(feed, 10)
+    stages = [{"weights": {"web": 3, "code": 3}}, {"first_sample": 5, "weights": {"code": 1}}]
+
+    found = load(mixed(T, Mixture(stages=stages)), state_of(feed), allow=("mixture",)).stream
+    again = load(mixed(T, Mixture(stages=stages)), state_of(found)).stream
+
+    assert again.known() == found.known()
+    with pytest.raises(StreamMismatch, match="the state is of one dataset; pass dataset="):
+        load(mixed(T, Mixture(stages=stages)), state_of(feed))
