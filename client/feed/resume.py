@@ -417,7 +417,11 @@ def _continued(
     if may_differ and saved.stages[saved.place_of(begin)].context_length != mine.context_length:
         length = mine.context_length
         _require_begun(saved, past, stages[-1], sources, length)
-    goes_on = Saved(saved, begin, names, partial(placed, sources, rows))
+    pairs = zip(saved.sources, sources, strict=False)
+    renewed = {
+        now.number for before, now in pairs if now.corpus and facts_of(now) != facts_of(before)
+    }
+    goes_on = Saved(saved, renewed, begin, names, partial(placed, sources, rows))
     found, messages = continued(goes_on, stages, allow=allow, context_length=length)
     # A source that is not read is not described: it stays as the state has it.
     weighted = {number for stage in found for number in stage.weights}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,11 +21,13 @@ _CURE = 'allow=("mixture",) continues with the weights of this mixture'
 class Saved(NamedTuple):
     """Where a mixture goes on.
 
-    stream: that of a state.  sample: the saved one.  names: of all sources, by their numbers.
+    stream: that of a state.  renewed: numbers of its sources that were not read, and that are other
+    ones now.  sample: the saved one.  names: of all sources, by their numbers.
     place: as for `scheduled`.
     """
 
     stream: Stream
+    renewed: Collection[int]
     sample: int
     names: Sequence[str]
     place: Place
@@ -105,13 +107,15 @@ def continued(
 
 def _as_stored(saved: Saved) -> Place:
     """Return `place` that leaves a stage of another context length as a state has it, while it
-    follows the same stage: rows of sources that were read are not needed then.
+    follows the same stage of the same sources: rows of those that were read are not needed then.
     """
     stages = saved.stream.stages
     before = dict(zip(stages[1:], stages, strict=False))
 
     def placed(last: Stage, planned: Stage) -> Stage:
         one = before.get(planned) if planned.origin & LENGTH else None
+        if any(share.source in saved.renewed for share in last.shares):
+            one = None
         if one is not None and replace(one, previous=b"") == replace(last, previous=b""):
             return replace(planned, previous=b"")
         return saved.place(last, planned)

@@ -683,3 +683,16 @@ def test_a_mixture_behind_a_dataset_is_restarted_in_a_stage_of_one_source() -> N
     assert again.known() == found.known()
     with pytest.raises(StreamMismatch, match="the state is of one dataset; pass dataset="):
         load(mixed(T, Mixture(stages=stages)), state_of(feed))
+
+
+def test_a_source_that_was_not_read_may_get_another_order_before_a_change_of_the_length() -> None:
+    """Where it goes on at that length is another sample then, or its tokens come twice."""
+    mixture = {"web": 3, "code": 1}
+    endless = Mixture(mixture, sources={"code": {"order": "random"}})
+    feed, _ = resized(mixed(mixture=endless), LONGER, 100, None)
+    fresh, _ = resized(mixed(mixture=mixture), LONGER, 100, None)
+
+    found = load(mixed(mixture=mixture), state_of(feed)).stream
+
+    assert found.stream.stages[-1].shares == fresh.stream.stages[-1].shares
+    assert found.stream.stages[-1].shares != feed.stream.stages[-1].shares
