@@ -10,13 +10,24 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
+from tokenfeed.errors import (
+    InvalidRequest,
+    RequestError,
+    SamplesExhausted,
+    StreamMismatch,
+    TooEarly,
+)
 from tokenfeed.stream.schedule import placed_by_weights, planned_stage, scheduled
 from tokenfeed.stream.stage import CHANGED, LENGTH, Corpus, Redaction, Redactions, Source, Stage
 from tokenfeed.stream.stream import Stream
 
+from .history import History
 from .lengths import Length
+from .mixture.continuation import Place
 from .mixture.recipe import Definition
+
+_CURES_MAX = 64
+"""Samples that are tried for one at which no source refuses a change."""
 
 
 def with_change(
@@ -24,7 +35,7 @@ def with_change(
     new: Stage,
     ahead: int,
     what: str,
-    place: Callable[[Stage, Stage], Stage] = placed_by_weights,
+    place: Place = placed_by_weights,
     *,
     or_later: bool = False,
 ) -> tuple[tuple[Stage, ...], int]:
@@ -34,7 +45,9 @@ def with_change(
     there already.
 
     An earlier change of the same kind that would begin at that sample is replaced. If another stage
-    begins there, the new stage begins one block later.
+    begins there, the new stage begins one block later; if one begins before it, within a group of
+    blocks, behind the first block of that. A change of the context length that was asked for at or
+    before the new stage, and has not begun by then, is asked for right behind it.
     new: as `planned_stage` makes it.  ahead: the first sample that may change.  what: names the
     content in errors.  place: as for `scheduled`.  or_later: if no block is left between the
     sample and the next stage, whether to change behind the first block of that stage instead of
@@ -51,6 +64,10 @@ def with_change(
             begin = place(stages[before], here).first_sample
         except SamplesExhausted as error:
             raise _without_block(what, at_sample, error) from None
+        following = stages[before + 1 : before + 2]
+        if following and following[0].first_sample < begin:
+            at_sample = following[0].first_sample + 1
+            continue
         clash = next((n for n, stage in enumerate(stages) if stage.first_sample == begin), None)
         if clash is None:
             break
@@ -66,7 +83,11 @@ def with_change(
         at_sample = begin + 1
     require_ahead(at_sample, ahead)
     begun = stages[: before + 1]
-    later = [stage for n, stage in enumerate(stages) if n > before and n != clash]
+    later = [
+        replace(stage, asked=max(stage.asked, begin + 1)) if stage.origin & LENGTH else stage
+        for n, stage in enumerate(stages)
+        if n > before and n != clash
+    ]
     if _content(begun[-1], new) == _content(new, new):
         found = stages if clash is None else scheduled(begun, later, place)
         return found, begun[-1].first_sample
@@ -74,7 +95,7 @@ def with_change(
         found = scheduled(begun, [replace(new, asked=at_sample), *later], place)
     except (InvalidRequest, SamplesExhausted) as error:
         raise _without_block(what, at_sample, error) from None
-    return found, found[before + 1].first_sample
+    return found, begin
 
 
 def with_length(
@@ -82,7 +103,7 @@ def with_length(
     context_length: int,
     at_sample: int,
     ahead: int,
-    place: Callable[[Stage, Stage], Stage],
+    place: Place,
     definition: Definition,
     *,
     or_later: bool,
@@ -98,10 +119,58 @@ def with_length(
         raise InvalidRequest("context_length", f"{problem}; write first_sample there")
     weights = stream.stages[stream.place_of(at_sample)].weights
     new = planned_stage(context_length, at_sample, weights, CHANGED | LENGTH)
-    stages, begin = with_change(
-        stream.stages, new, ahead, "context_length", place, or_later=or_later
-    )
+
+    def changed(asked: int) -> tuple[tuple[Stage, ...], int]:
+        own = replace(new, asked=asked)
+        return with_change(stream.stages, own, ahead, "context_length", place, or_later=or_later)
+
+    try:
+        stages, begin = changed(at_sample)
+    except TooEarly as error:
+        raise _with_cure(error, changed) from None
     return stream.with_stages(stages), begin
+
+
+def _with_cure(error: TooEarly, changed: Callable[[int], object]) -> InvalidRequest:
+    """Return the error with the first sample that no source refuses.
+
+    changed: asks for the change at a sample.
+    """
+    sample: int | None = error.sample
+    for _ in range(_CURES_MAX):
+        if sample is None:
+            break
+        before, sample = sample, _accepted(sample, changed)
+        if sample == error.sample:
+            return error
+        if sample == before:
+            cure = f"pass {sample}, from which on no source would"
+            return InvalidRequest(error.subject, f"{error.refusal}; {cure}")
+    cure = "no later sample is better: give it the order 'random' from the beginning"
+    return InvalidRequest(error.subject, f"{error.refusal}; {cure}")
+
+
+def _accepted(sample: int, changed: Callable[[int], object]) -> int | None:
+    """Return a sample if a change is possible there, else the next one to be tried; None if there
+    is none.  changed: as for `_with_cure`.
+    """
+    try:
+        changed(sample)
+    except TooEarly as error:
+        return max(error.sample, sample + 1)
+    except (InvalidRequest, SamplesExhausted):
+        return None
+    return sample
+
+
+def ahead_of_lengths(stream: Stream, definition: Definition, sample: int, history: History) -> int:
+    """Return the first sample at which a declared context length may begin: behind all that was
+    delivered; and for a feed of a length that a state changed to, not before its position.
+
+    sample: the position.  history: that before it.
+    """
+    began = stream.stages[0].context_length == definition.stream.context_length
+    return history.end_sample if began else history.ahead_of(sample)
 
 
 def with_declared(
@@ -139,8 +208,11 @@ def with_declared(
     return stream
 
 
-def _without_block(what: str, at_sample: int, error: Exception) -> InvalidRequest:
+def _without_block(what: str, at_sample: int, error: RequestError) -> InvalidRequest:
     problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
+    if error.subject in ("at_sample", "context_length"):
+        problem = f"cannot change at sample {at_sample}, since the context length could not change "
+        problem += f"behind it: {error}"
     return InvalidRequest(what, problem)
 
 

@@ -8,7 +8,7 @@ over documents puts into rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -24,7 +24,7 @@ from tokenfeed.stream.stage import MIXTURE, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 
-from ..source.check import corpora_of, no_rows
+from ..source.check import corpora_of, no_rows, place_of_dataset
 from ..source.datasets import Datasets
 from ..source.plane_selection import plane_name
 from .changes import require_same_corpus
@@ -50,9 +50,9 @@ class FeedStream:
 
     request: the request of the first batch, over the whole stream: all stages that are kept, those
     that were read included. `request_at` derives all other requests.  rest: the part of the stream
-    from the position on, up to another context length. For a mixture it also has the sources that
-    are not read any more, to count their rows. While the corpora of earlier sources are unknown, it
-    is the whole stream.
+    from the position on, up to another context length. It also has the sources of the definition of
+    a mixture, and those that this feed has read, to count their rows. While the corpora of earlier
+    sources are unknown, it is the whole stream.
     datasets: those of the sources of `rest`.  cursor: the position.  open_datasets: returns the
     datasets of another request.  masks: kinds of planes that mask targets where a dataset has them.
     definition: what the user asked for, with redactions since then; a loaded state does not change
@@ -193,7 +193,7 @@ class FeedStream:
         sample, end = self.cursor.sample, self.length_end
         if sample < end or end == SAMPLE_END:
             return self
-        rest = _rest_of(self.stream, sample, self.definition)
+        rest = _rest_of(self.stream, sample, self.definition, self.rest.numbers)
         found = replace(self, rest=rest, counted=self._counted_now())._shaped(sample)
         found._memo.update(self._memo)
         return found
@@ -245,17 +245,8 @@ class FeedStream:
         source: by the name of its dataset.  context_length: of the rows.
         Raises: InvalidRequest if its dataset is none of those that are described; TokenfeedError.
         """
-        place = self._place_of(source)
+        place = place_of_dataset(self.rest, source)
         return self.datasets.rows_of(source.order.NAME, context_length, place=place)
-
-    def _place_of(self, source: Source) -> int:
-        """Return which of the datasets a source reads.  Raises: InvalidRequest if none is."""
-        for place, each in reversed(list(enumerate(self.rest.sources))):
-            if each.dataset == source.dataset:
-                return place
-        problem = f"cannot change: the rows of {source.dataset!r} are not known at other lengths"
-        problem += "; name it in the mixture that the feed is made with, if need be with weight 0"
-        raise InvalidRequest("context_length", problem)
 
     def require_rows(self, context_length: int | None = None, source: Source | None = None) -> int:
         """Return the rows per epoch of a source, at least 1, by default at the present length.
@@ -270,18 +261,19 @@ class FeedStream:
             return rows
         if source.reads_documents:
             raise no_documents_fit(self.stream, source)
-        described = self.datasets.await_described()[self._place_of(source)]
+        described = self.datasets.await_described()[place_of_dataset(self.rest, source)]
         raise no_rows(described, source.order, length)
 
-    def count_rows(self, context_length: int) -> None:
-        """Count the rows of all sources from the position on at a context length, before a caller
-        needs them who must not wait.  Raises: as `require_rows`.
+    def count_rows(self, stream: Stream | None = None) -> None:
+        """Count the rows of each stage from the position on, before a caller needs them who must
+        not wait.
+
+        stream: is to be read; None is that which is read.  Raises: as `require_rows`.
         """
-        rest = self.stream.rest(self.cursor.sample)
-        numbers = {number for stage in rest.stages for number in stage.weights}
-        for source in rest.sources:
-            if source.number in numbers:
-                self.require_rows(context_length, source)
+        stream = stream or self.stream
+        for stage in stream.stages[stream.place_of(self.cursor.sample) :]:
+            for number in stage.weights:
+                self.require_rows(stage.context_length, stream.sources[number])
 
     def position_of(self, sample: int) -> FeedPosition:
         """Return the position at a sample. If the order has epochs, this waits for the number of
@@ -359,7 +351,8 @@ class FeedStream:
         if stream == self.stream and at is None:
             return self
         cursor = self.cursor if at is None else self.cursor.moved(*at)
-        rest = _rest_of(stream, cursor.sample, self.definition)
+        kept = self.rest.numbers if at is None else ()
+        rest = _rest_of(stream, cursor.sample, self.definition, kept)
         found = replace(
             self,
             request=replace(self.request, stream=stream),
@@ -420,16 +413,18 @@ class FeedStream:
             raise InvalidRequest("feed", "is closed; create a new one")
 
 
-def _rest_of(stream: Stream, sample: int, definition: Definition) -> Stream:
+def _rest_of(stream: Stream, sample: int, definition: Definition, kept: Collection[int]) -> Stream:
     """Return the part of a stream that is still read, and of a mixture all sources that it was
     asked for, whose rows are counted; the whole one while the corpora of what was read before are
     not known.
+
+    kept: numbers of sources that stay a part of it: a source that pauses leaves out rows too.
     """
     rest, first = stream.rest(sample), stream.place_of(sample)
     length = stream.stages[first].context_length
     same = list(takewhile(lambda stage: stage.context_length == length, stream.stages[first:]))
     names = {each.dataset for each in definition.stream.sources} if definition.is_mixture else set()
-    numbers = set(rest.numbers)
+    numbers = {*rest.numbers, *kept}
     # Of several sources of one dataset, the last one is read from now on.
     last = {each.dataset: each.number for each in stream.sources}
     numbers |= {number for name, number in last.items() if name in names}

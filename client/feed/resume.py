@@ -17,7 +17,6 @@ from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.schedule import Rows, placed, resized_stage
 from tokenfeed.stream.stage import (
-    CHANGED,
     FACTS,
     LENGTH,
     RESUMED,
@@ -33,23 +32,24 @@ from tokenfeed.stream.stream import Stream
 from ..runtime.arguments import shown
 from ..source.plane_selection import plane_name
 from .changes import require_same_corpus, source_differs, with_redaction
+from .differences import (
+    MID_EPOCH,
+    MIXTURE,
+    PERMISSIONS,
+    PLANES,
+    REDACTIONS,
+    allowed,
+    blocks_of,
+    corpus_of,
+    differences,
+    facts_of,
+    length_of,
+    redaction_difference,
+)
 from .feed_stream import FeedStream
 from .lengths import require_uncounted
-from .mixture.continuation import Stages, continued
+from .mixture.continuation import Saved, continued
 from .state import State
-
-PARTS = ("order", "seed", "context_length", "fingerprint", "long_documents", "pieces")
-"""What makes the samples of a stream over one dataset."""
-MID_EPOCH = "mid_epoch"
-"""A permission to change the context length in the middle of an epoch."""
-MIXTURE = "mixture"
-"""A permission to go on with other weights, by a stage that is appended at the saved sample."""
-PLANES = "planes"
-"""A permission to go on with other targets."""
-REDACTIONS = "redactions"
-"""A permission to go on with redactions that the rows before the saved sample had not, or without
-those of another corpus."""
-PERMISSIONS = (*PARTS, MID_EPOCH, MIXTURE, PLANES, REDACTIONS)
 
 
 class Resumption(NamedTuple):
@@ -89,8 +89,8 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
         lengths = {each.context_length for each in stream.rest(plan.sample).stages}
         if len(lengths) > 1:
             require_uncounted(found.request.num_batches)
-        for length in lengths - {own.context_length}:
-            found.count_rows(length)  # now: statistics do not wait for them
+        if lengths != {own.context_length}:
+            found.count_rows()  # now: statistics do not wait for them
         messages += _other_planes(state, found, allow)
     except BaseException:
         found.close_unless(own)
@@ -104,12 +104,12 @@ def _with_groups(mine: Stream, saved: Stream) -> tuple[Stream, tuple[str, ...]]:
     """
     begun = {share.source for stage in saved.stages for share in stage.shares}
     kept = [each for each in saved.sources if each.number in begun]
-    by_corpus = {_of_blocks(each): each for each in kept}
-    by_name = {(each.dataset, _of_blocks(each)): each for each in kept}
+    by_corpus = {blocks_of(each): each for each in kept}
+    by_name = {(each.dataset, blocks_of(each)): each for each in kept}
     sources, messages = [], []
     for own in mine.sources:
-        same = by_corpus.get(_of_blocks(own), own)  # it may have another name now
-        before = by_name.get((own.dataset, _of_blocks(own)), same)
+        same = by_corpus.get(blocks_of(own), own)  # it may have another name now
+        before = by_name.get((own.dataset, blocks_of(own)), same)
         if before.group_blocks != own.group_blocks:
             messages.append(
                 f"resumed with the groups of the state dataset={own.dataset!r} group_blocks="
@@ -117,13 +117,6 @@ def _with_groups(mine: Stream, saved: Stream) -> tuple[Stream, tuple[str, ...]]:
             )
         sources.append(replace(own, group_blocks=before.group_blocks))
     return replace(mine, sources=tuple(sources)), tuple(messages)
-
-
-def _of_blocks(source: Source) -> tuple[object, ...]:
-    """Return what decides whether two sources read the same groups of blocks, but for their
-    size.
-    """
-    return _corpus_of(source), *(source.facts[name] for name in FACTS)
 
 
 class _Plan(NamedTuple):
@@ -158,9 +151,10 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     ((number, _, base),) = stage.active
     theirs = saved.sources[number]
     begun = saved.stages[: place + 1]
-    length = _length_of(begun, mine.context_length)
-    differing = _differences(theirs, stage.context_length, source, length)
-    messages = [*_allowed(differing, allow)]
+    may_go_back = "context_length" in allow
+    length = length_of(begun, mine.context_length, may_go_back=may_go_back)
+    differing = differences(theirs, stage.context_length, source, length)
+    messages = [*allowed(differing, allow)]
     if not differing:
         same = replace(theirs, dataset=source.dataset)
         stream = replace(saved, sources=_with(saved.sources, same))
@@ -190,21 +184,6 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     return _Plan(stream, goes_on, now_of, tuple(messages))
 
 
-def _length_of(begun: Stages, own: int) -> int:
-    """Return the context length with which a feed goes on in a stage of a state: that of the state
-    if the run was changed to it while it had that of the feed; else that of the feed.
-
-    begun: the stages up to that one.  own: of the feed.
-    """
-    other = [
-        later
-        for one, later in pairwise(begun)
-        if one.context_length != later.context_length and not later.origin & CHANGED
-    ]
-    asked = other[-1] if other else begun[0]
-    return begun[-1].context_length if asked.context_length == own else own
-
-
 def _lengths_dropped(rest: Stream) -> tuple[str, ...]:
     """Return messages of changes of the context length that a state has ahead, and a feed drops."""
     return tuple(
@@ -226,7 +205,7 @@ def _with_source(saved: Stream, source: Source, context_length: int) -> tuple[St
     assert source.corpus is not None
     pieces = source.corpus.pieces_at(context_length)
     for each in saved.sources:
-        if _facts(each) != _facts(source) or each.corpus is None:
+        if facts_of(each) != facts_of(source) or each.corpus is None:
             continue
         if each.corpus.pieces_at(context_length) in (b"", pieces):
             # Of all context lengths at which it was and is read.
@@ -236,61 +215,6 @@ def _with_source(saved: Stream, source: Source, context_length: int) -> tuple[St
             return replace(saved, sources=_with(saved.sources, same)), each.number
     new = replace(source, number=len(saved.sources))
     return replace(saved, sources=(*saved.sources, new)), new.number
-
-
-def _differences(
-    theirs: Source, their_length: int, mine: Source, my_length: int
-) -> list[tuple[str, object, object]]:
-    """Return name, saved value and own value of each of PARTS that differs."""
-    assert theirs.corpus is not None
-    assert mine.corpus is not None
-    pairs: dict[str, tuple[object, object]] = {
-        **{name: (theirs.facts[name], mine.facts[name]) for name in FACTS},
-        "context_length": (their_length, my_length),
-        "fingerprint": (theirs.corpus.fingerprint.hex(), mine.corpus.fingerprint.hex()),
-        "long_documents": (theirs.long_documents, mine.long_documents),
-        "pieces": (
-            theirs.corpus.pieces_at(their_length).hex(),
-            mine.corpus.pieces_at(my_length).hex(),
-        ),
-    }
-    differing = [(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
-    names = {name for name, _, _ in differing}
-    left_out = set()
-    if not all(pairs["pieces"]) or names & {"context_length", "fingerprint", "long_documents"}:
-        left_out.add("pieces")  # of other rows anyway
-    if "order" in names:
-        left_out.add("long_documents")
-        if not (theirs.order.USES_SEED and mine.order.USES_SEED):
-            left_out.add("seed")
-    return [each for each in differing if each[0] not in left_out]
-
-
-def _allowed(
-    differing: Sequence[tuple[str, object, object]], allow: Collection[str]
-) -> tuple[str, ...]:
-    """Return what to log of parts that differ, as `_differences` returns them.  Raises:
-    StreamMismatch, naming the first one that is not allowed.
-    """
-    for name, before, now in differing:
-        if name not in allow:
-            raise StreamMismatch(
-                name,
-                f"the state was saved with {before}, but this stream has {now}, so its samples "
-                f"differ. {_cure(name, before)}, or allow=({name!r},) to go on with other samples",
-            )
-    return tuple(
-        f"resumed on another stream part={name} saved={before} now={now}"
-        for name, before, now in differing
-    )
-
-
-def _cure(name: str, before: object) -> str:
-    return {
-        "fingerprint": "Pass a server and a dataset with that corpus",
-        "pieces": "Pass a server with the same document borders",
-        "long_documents": f"Pass long={before!r}",
-    }.get(name, f"Pass {name}={before!r}")
 
 
 def _rescaled(
@@ -317,17 +241,8 @@ def _rescaled(
         own.require_rows(length_now),
     )
     permission = f"allow={(*sorted(allow), MID_EPOCH)!r}"
-    if not windows_before and MID_EPOCH not in allow:
-        raise StreamMismatch(
-            "context_length",
-            f"the state was saved with {length_before}, but this stream has {length_now}. The "
-            "seen part of the epoch is unknown: this corpus is another one, has no window of "
-            "the saved length, or has other rows of documents. Pass start_sample= instead of "
-            f"the state to choose where to begin, or {permission} to resume at sample {sample}",
-        )
     if not windows_before:
-        unknown = "an unknown part of the epoch may repeat or be skipped"
-        return sample, [f"resumed at another context length source_sample={sample}: {unknown}"]
+        return sample, _of_unknown(sample, length_before, length_now, permission, allow)
     epoch, seen = divmod(sample, windows_before)
     in_order = theirs.order is mine.order and not mine.order.USES_SEED
     at_token = in_order and file_count == 1
@@ -338,14 +253,9 @@ def _rescaled(
     if own_sample >= SAMPLE_END:
         raise SamplesExhausted("state.sample", f"{own_sample} at this context length is above 2^63")
     percent = f"{100 * seen / windows_before:.4g} %"
-    problem = f"it is another permutation: {percent} of the rest of that epoch was already seen"
-    if seen == 0:
-        problem = "nothing repeats"
-    elif at_token:
-        problem = f"less than {length_now} tokens repeat"
-    elif in_order:
-        problem = f"each of the {file_count} files is cut into other windows, so part of the rest "
-        problem += "of that epoch was already seen, and part is skipped"
+    problem = "nothing repeats"
+    if seen:
+        problem = _repeated(percent, length_now, file_count if in_order else None)
     if seen and not at_token and MID_EPOCH not in allow:
         raise StreamMismatch(
             "context_length",
@@ -359,6 +269,40 @@ def _rescaled(
     return own_sample, [message]
 
 
+def _of_unknown(
+    sample: int, before: int, now: int, permission: str, allow: Collection[str]
+) -> list[str]:
+    """Return what to log where the seen part of an epoch is unknown.
+
+    sample: of the source.  before, now: the context lengths.  permission: to be passed.
+    Raises: StreamMismatch unless allow contains "mid_epoch".
+    """
+    if MID_EPOCH not in allow:
+        raise StreamMismatch(
+            "context_length",
+            f"the state was saved with {before}, but this stream has {now}. The "
+            "seen part of the epoch is unknown: this corpus is another one, has no window of "
+            "the saved length, or has other rows of documents. Pass start_sample= instead of "
+            f"the state to choose where to begin, or {permission} to resume at sample {sample}",
+        )
+    unknown = "an unknown part of the epoch may repeat or be skipped"
+    return [f"resumed at another context length source_sample={sample}: {unknown}"]
+
+
+def _repeated(percent: str, length: int, file_count: int | None) -> str:
+    """Return what repeats in the middle of an epoch at another context length.
+
+    percent: of the epoch, that was seen.  length: the one that follows.  file_count: of the corpus,
+    if it is read in its own order; else None.
+    """
+    if file_count is None:
+        return f"it is another permutation: {percent} of the rest of that epoch was already seen"
+    if file_count == 1:
+        return f"less than {length} tokens repeat"
+    problem = f"each of the {file_count} files is cut into other windows, so part of the rest "
+    return f"{problem}of that epoch was already seen, and part is skipped"
+
+
 def _rows_before(own: FeedStream, theirs: Source, length: int) -> int:
     """Return the rows per epoch of a source of a state; 0 if they are not known, or there are none.
 
@@ -368,7 +312,7 @@ def _rows_before(own: FeedStream, theirs: Source, length: int) -> int:
     # A server knows the rows of all orders of windows, and of documents those of the feed's own.
     of_documents = theirs.order, theirs.long_documents
     is_counted = not theirs.reads_documents or of_documents == (mine.order, mine.long_documents)
-    if not is_counted or described.fingerprint != _corpus_of(theirs):
+    if not is_counted or described.fingerprint != corpus_of(theirs):
         return 0
     return own.datasets.rows_of(theirs.order.NAME, length)
 
@@ -396,14 +340,16 @@ def _mixture(mine: Stream, state: State, allow: Collection[str], rows: Rows) -> 
     rest = saved.rest(state.sample)
     is_one = rest.is_plain and len(rest.sources) == 1
     goes_on = MIXTURE in allow or {"order", "fingerprint"} <= set(allow)
-    if not (is_one and saved.is_plain and not mine.stages[0].is_plain):
+    is_dataset = is_one and saved.is_plain and not mine.stages[0].is_plain
+    # A mixture that went on behind a dataset may have a stage of one source.
+    if not is_dataset or any(stage.origin & RESUMED for stage in saved.stages):
         try:
             _require_same_mixture(mine, saved, state.sample)
             return _continued(mine, saved, state, rows, allow=MIXTURE in allow and not is_one)
         except StreamMismatch:
-            if not (is_one and goes_on):
+            if not (is_dataset or (is_one and goes_on)):
                 raise
-    elif not goes_on:
+    if is_dataset and not goes_on:
         problem = "the state is of one dataset; pass dataset= in place of mixture="
         cure = "allow=('mixture',) to begin the mixture at its sample"
         raise StreamMismatch(MIXTURE, f"{problem}, or {cure}")
@@ -413,7 +359,7 @@ def _mixture(mine: Stream, state: State, allow: Collection[str], rows: Rows) -> 
 def _require_same_mixture(mine: Stream, saved: Stream, sample: int) -> None:
     """Raise StreamMismatch if a mixture has another context length or seed than a state."""
     begun = saved.stages[: saved.place_of(sample) + 1]
-    before, now = begun[-1].context_length, _length_of(begun, mine.context_length)
+    before, now = begun[-1].context_length, length_of(begun, mine.context_length)
     if before != now:
         problem = f"the state was saved with {before}, but this mixture has {now}"
         cure = f"pass context_length={before}, and call change_context_length({now}) then"
@@ -435,10 +381,10 @@ def _begun_behind(
     ours = next((each for each in mine.sources if each.dataset == theirs.dataset), None)
     messages: tuple[str, ...] = ()
     if ours is not None and ours.corpus is not None:
-        differing = _differences(theirs, length, ours, mine.context_length)
-        messages = _allowed(differing, allow)
+        differing = differences(theirs, length, ours, mine.context_length)
+        messages = allowed(differing, allow)
     elif length != mine.context_length:
-        messages = _allowed([("context_length", length, mine.context_length)], allow)
+        messages = allowed([("context_length", length, mine.context_length)], allow)
     begin = state.history.ahead_of(state.sample)
     state = state._replace(sample=begin)
     found = _continued(mine, saved, state, rows, allow=True, may_differ=True)
@@ -471,9 +417,17 @@ def _continued(
     if may_differ and saved.stages[saved.place_of(begin)].context_length != mine.context_length:
         length = mine.context_length
         _require_begun(saved, past, stages[-1], sources, length)
-    place = partial(placed, sources, rows)
-    found, messages = continued(
-        saved, stages, begin, names, place, allow=allow, context_length=length
+    pairs = zip(saved.sources, sources, strict=False)
+    renewed = {
+        now.number for before, now in pairs if now.corpus and facts_of(now) != facts_of(before)
+    }
+    goes_on = Saved(saved, renewed, begin, names, partial(placed, sources, rows))
+    found, messages = continued(goes_on, stages, allow=allow, context_length=length)
+    # A source that is not read is not described: it stays as the state has it.
+    weighted = {number for stage in found for number in stage.weights}
+    sources = tuple(
+        each if each.corpus or each.number in weighted else saved.sources[each.number]
+        for each in sources
     )
     stream = Stream(mine.seed, sources, found, saved.redactions)
     return _Plan(stream, state.sample, _numbers_now(saved, sources), messages)
@@ -487,13 +441,9 @@ def _numbers_now(saved: Stream, sources: Sequence[Source]) -> dict[int, int]:
     numbers = {}
     for before in saved.sources:
         now = last[before.dataset]
-        if now.number == before.number or _corpus_of(now) == _corpus_of(before):
+        if now.number == before.number or corpus_of(now) == corpus_of(before):
             numbers[before.number] = now.number
     return numbers
-
-
-def _corpus_of(source: Source) -> bytes | None:
-    return source.corpus.fingerprint if source.corpus else None
 
 
 def _require_begun(
@@ -534,7 +484,7 @@ def _sources_of(
     found: list[Source] = []
     for theirs in saved.sources:
         ours = own.get(theirs.dataset)
-        is_same = ours is not None and _facts(theirs) == _facts(ours)
+        is_same = ours is not None and facts_of(theirs) == facts_of(ours)
         if ours is None or theirs.number != last[theirs.dataset] or (may_differ and not is_same):
             found.append(theirs if theirs.number in past else replace(theirs, corpus=None))
             continue
@@ -573,17 +523,13 @@ def renamed(saved: Stream, mine: Stream) -> Stream:
     new = [each for each in mine.sources if each.dataset not in known]
     sources = []
     for before in saved.sources:
-        now = next((each for each in new if _facts(each) == _facts(before)), None)
+        now = next((each for each in new if facts_of(each) == facts_of(before)), None)
         if before.dataset in own or now is None:
             sources.append(before)
         else:
             new.remove(now)
             sources.append(replace(before, dataset=now.dataset))
     return replace(saved, sources=tuple(sources))
-
-
-def _facts(source: Source) -> tuple[object, ...]:
-    return _corpus_of(source), source.facts, source.long_documents
 
 
 def _renumbered(stage: Stage, numbers: Mapping[int, int]) -> Stage:
@@ -628,7 +574,7 @@ def _redactions(
         number = number_of[dataset]
         before = begins.get((number, each.list_hash))
         if each.first_sample < state.sample and before != each.first_sample:
-            problem, cure = _redaction_difference(each, dataset, before, state.sample)
+            problem, cure = redaction_difference(each, dataset, before, state.sample)
             if REDACTIONS not in allow:
                 raise StreamMismatch(REDACTIONS, f"{problem}; {cure}")
             messages.append(f"resumed with other redactions: {problem}")
@@ -647,25 +593,10 @@ def _carried(plan: _Plan, still_read: Collection[int], begin: int) -> Redactions
     found, sources = plan.stream.redactions, plan.stream.sources
     for source in plan.stream.rest(plan.sample).sources:
         for each in () if source.number in still_read else plan.stream.redactions:
-            if _corpus_of(sources[each.source]) == _corpus_of(source):
+            if corpus_of(sources[each.source]) == corpus_of(source):
                 new = Redaction(max(each.first_sample, begin), source.number, each.list_hash)
                 found, _ = with_redaction(found, new)
     return found
-
-
-def _redaction_difference(
-    own: Redaction, dataset: str, begin: int | None, sample: int
-) -> tuple[str, str]:
-    """Return how a state differs, and what to do.  begin: of the list there, None without it."""
-    of = f" of dataset {dataset!r}" if dataset else ""
-    what = f"list {own.list_hash.hex()}{of}"
-    here = f"but this feed has it from sample {own.first_sample} on"
-    if begin is not None:
-        problem = f"the state has {what} from sample {begin} on, {here}"
-        return problem, f'pass {begin}, or allow=("redactions",) to go on as the state says'
-    problem = f"the state, at sample {sample}, has no {what}, {here}"
-    cure = f"pass {sample} or a later sample"
-    return problem, f'{cure}, or allow=("redactions",) to have it in force from there on'
 
 
 # --- planes ---
@@ -683,8 +614,8 @@ def _other_planes(state: State, found: FeedStream, allow: Collection[str]) -> tu
     read = {number for stage in state.stream.stages for number in _read(stage, state.sample)}
     masked = {number for number, _ in state.planes}
     for now_number in found.rest.numbers:
-        corpus = _corpus_of(known.sources[now_number])
-        same = [number for number in read if _corpus_of(state.stream.sources[number]) == corpus]
+        corpus = corpus_of(known.sources[now_number])
+        same = [number for number in read if corpus_of(state.stream.sources[number]) == corpus]
         if not same:
             continue
         number = max(same, key=lambda each: (each == now_number, each in masked, each))

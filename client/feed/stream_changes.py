@@ -16,7 +16,14 @@ from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction, Stage
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import integer
-from .changes import require_ahead, with_change, with_declared, with_length, with_redaction
+from .changes import (
+    ahead_of_lengths,
+    require_ahead,
+    with_change,
+    with_declared,
+    with_length,
+    with_redaction,
+)
 from .feed_stream import FeedStream
 from .lengths import require_uncounted, require_whole_rows
 from .mixture.recipe import checked_weights, read_list
@@ -48,7 +55,16 @@ def reweighted(own: FeedStream, weights: object, at_sample: int | None, owner: o
     )
     if stages == own.stream.stages:
         return own, begin
-    return own.with_stream(stream.with_stages(stages), owner=owner), begin
+    found = own.with_stream(stream.with_stages(stages), owner=owner)
+    try:
+        # Of declared lengths, one may have taken another back. A restart asks for them again.
+        found = declared(replace(found, pending=own.definition.lengths))
+        if len({stage.context_length for stage in found.stream.stages}) > 1:
+            found.count_rows()
+    except BaseException:
+        found.close_unless(own)
+        raise
+    return found, begin
 
 
 def resized(
@@ -99,13 +115,13 @@ def _with_length(
     """Return a stream with a context length from a sample on, and where that begins, as of
     `with_length`; the rows of its datasets are counted.
     """
-    own.rest.with_stages([replace(own.stage, context_length=length)])  # checks it, before they are
-    if not own.rest.reads_documents:
-        own.count_rows(length)
+    rest = own.rest.stages[own.rest.place_of(own.cursor.sample)]
+    own.rest.with_stages([replace(rest, context_length=length)])  # checks it, before they are
     place = partial(placed, stream.sources, own.rows_of)
     stream, begin = with_length(
         stream, length, at_sample, ahead, place, own.definition, or_later=or_later
     )
+    own.count_rows(stream)
     require_whole_rows([stage.context_length for stage in stream.stages], own.batch_sizes)
     return stream, begin
 
@@ -118,9 +134,9 @@ def declared(own: FeedStream) -> FeedStream:
     """
     if not own.pending or own.datasets.closed:
         return own
-    _, _, history = own.cursor.now
     found = replace(own, pending=())
-    ahead = history.end_sample
+    sample, _, history = own.cursor.now
+    ahead = ahead_of_lengths(own.stream, own.definition, sample, history)
 
     def changed(stream: Stream, length: int, at_sample: int) -> Stream:
         return _with_length(own, stream, length, at_sample, ahead, or_later=True)[0]
@@ -135,8 +151,9 @@ def log_lengths(before: FeedStream, now: FeedStream) -> None:
     before: what was read until now, with changes that were logged.
     """
     known = {_begin(*pair) for pair in pairwise(before.stream.stages)}
+    _, _, history = now.cursor.now
     for last, stage in pairwise(now.stream.stages):
-        is_ahead = stage.first_sample >= now.cursor.sample
+        is_ahead = stage.first_sample >= history.end_sample  # also if it was skipped
         if last.context_length == stage.context_length or not is_ahead:
             continue
         if _begin(last, stage) in known:
@@ -155,6 +172,12 @@ def log_lengths(before: FeedStream, now: FeedStream) -> None:
         except TokenfeedError as error:  # servers are away, and the change stays as it is
             _LOG.warning("rows that are left out are not counted sample=%d: %s", sample, error)
             continue
+        described = now.rest.numbers
+        for share in last.shares:
+            source = now.stream.sources[share.source]
+            if share.base and source.order.BLOCK_TOKENS and share.source not in described:
+                message = "rows that are left out are not counted sample=%d source=%s: it is not in"
+                _LOG.warning(f"{message} the mixture", sample, source.dataset)
         for number, rows in left.items():
             name, tokens = now.stream.sources[number].dataset, rows * last.context_length
             message = "rows are left out sample=%d source=%s rows=%d tokens=%d"

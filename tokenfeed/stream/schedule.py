@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, TooEarly
 from .position import SAMPLE_END
 from .stage import DEFINED, FIRST_PREVIOUS, LENGTH, Share, Source, Stage
 
@@ -76,8 +76,8 @@ def resized_stage(
     stage.  sources: of the stream.  rows: as of Rows, at least 1 at the lengths of both stages.
     origin: as for `next_stage`.
     Raises: InvalidRequest in the middle of an epoch of another order, or if more than a group would
-    be left out, naming the sample from which on that is not so; or for an order over documents;
-    SamplesExhausted as `next_stage` does.
+    be left out: TooEarly, naming the sample from which on the source would leave out less, if there
+    is one; or for an order over documents; SamplesExhausted as `next_stage` does.
     """
     by_number = {source.number: source for source in sources}
     blocks = last.blocks_before(asked)
@@ -85,14 +85,15 @@ def resized_stage(
     for number, weight, base in last.shares:
         source, own = by_number[number], base + blocks * weight
         reads_on = last.is_plain and weight > 0
+        to_end = reads_on and bool(source.order.BLOCK_TOKENS)
         if source.reads_documents:
             raise _no_windows(source, is_alone=len(last.shares) == 1)
-        meeting = own, own
-        if context_length != last.context_length or (reads_on and source.order.BLOCK_TOKENS):
-            meeting = _meeting(source, own, last.context_length, context_length, rows)
-        end, goes_on = meeting
-        if end > own and not (reads_on and source.order.BLOCK_TOKENS):
-            _require_group(last, asked, source, own, end, rows)
+        end, goes_on = own, own
+        if to_end or context_length != last.context_length:
+            end, goes_on = _meeting(source, own, last.context_length, context_length, rows)
+        if not to_end and end - own > _group_rows(source, last):
+            epoch_rows = rows(source, last.context_length)
+            raise _too_early(last, asked, source, range(own, end), epoch_rows)
         if reads_on:
             begin += end - own
         shares.append(Share(number, weight, goes_on))
@@ -151,35 +152,39 @@ def _no_windows(source: Source, *, is_alone: bool) -> InvalidRequest:
     return InvalidRequest("context_length", f"{problem}; {cure}")
 
 
-def _require_group(last: Stage, asked: int, source: Source, own: int, end: int, rows: Rows) -> None:
-    """Raise InvalidRequest unless a source has groups of blocks, and leaves out at most one.
+def _too_early(
+    last: Stage, asked: int, source: Source, left: range, epoch_rows: int
+) -> InvalidRequest:
+    """Return the error of a source that would leave out more than a group.
 
-    last, asked, rows: as for `resized_stage`.  own, end: own samples that would be left out.
+    last, asked: as for `resized_stage`.  left: own samples that would be left out, up to the end of
+    an epoch.  epoch_rows: of the source.
     """
     (share,) = (share for share in last.shares if share.source == source.number)
-    size, length = source.order.BLOCK_TOKENS, last.context_length
-    of = "" if last.is_plain and share.weight else f" of {source.dataset!r}"
-    most = source.group_blocks * (size // length)
-
-    def begin(own_sample: int) -> int:
-        blocks = -(-(own_sample - share.base) // share.weight)
-        return last.first_sample + blocks * last.block_size
-
-    if not size:
-        problem = f"{asked} is within an epoch{of} of {source.order.NAME}, which has other windows"
-        problem += " at another context length"
+    is_alone = last.is_plain and share.weight > 0
+    of, most = "" if is_alone else f" of {source.dataset!r}", _group_rows(source, last)
+    refusal = f"{asked} would leave out {len(left)} rows{of}, more than a group of {most}"
+    if not most:
+        refusal = f"{asked} is within an epoch{of} of {source.order.NAME}, which has other windows"
+        refusal += " at another context length"
+    if not is_alone and not most:
         cure = "give it the order 'blocks' or 'random' from the beginning"
-        if not of:
-            epoch = end // rows(source, length)
-            cure = f"pass {begin(end)}, where epoch {epoch} begins, or use order='blocks'"
-    elif end - own > most:
-        problem = f"{asked} would leave out {end - own} rows{of}, more than a group of {most}"
+    elif not share.weight:
         cure = "it pauses: change its weight first, until fewer are left of its epoch"
-        if share.weight:
-            cure = f"pass {begin(end - most)}, from which on fewer are left of its epoch"
     else:
-        return
-    raise InvalidRequest("at_sample", f"{problem}; {cure}")
+        blocks = -(-(left.stop - most - share.base) // share.weight)
+        sample = last.first_sample + blocks * last.block_size
+        cure = f"pass {sample}, from which on fewer are left of its epoch"
+        if is_alone:
+            epoch = left.stop // epoch_rows
+            cure = f"pass {sample}, where epoch {epoch} begins, or use order='blocks'"
+        return TooEarly("at_sample", f"{refusal}; {cure}", refusal, sample)
+    return InvalidRequest("at_sample", f"{refusal}; {cure}")
+
+
+def _group_rows(source: Source, stage: Stage) -> int:
+    """Return the most rows of a stage in a group of blocks of a source; 0 of an order without."""
+    return source.group_blocks * (source.order.BLOCK_TOKENS // stage.context_length)
 
 
 def _end_of_group(block: int, blocks: int, group_blocks: int) -> int:

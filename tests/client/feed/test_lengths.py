@@ -445,3 +445,254 @@ def test_statistics_of_a_mixture_that_grows_ask_nobody() -> None:
         found = each.source_stats(history, has_read=True)
         assert found["web"].tokens == 6 * (T + LONGER)
         assert found["web"].epochs == pytest.approx(found["web"].tokens / (40 * U), rel=1e-3)
+
+
+# --- sources that pause, or that a mixture does not name any more ---
+
+
+def log_of(caplog: pytest.LogCaptureFixture, before: FeedStream, now: FeedStream) -> set[str]:
+    """What the log has of rows that are left out."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "tokenfeed.client"):
+        log_lengths(before, now)
+    return {line.getMessage() for line in caplog.records if "left out" in line.message}
+
+
+def test_a_source_that_a_call_has_brought_and_that_pauses_again_is_counted_in_the_same_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It leaves out the rest of its group too; its rows are known, and the log is the record."""
+    feed, _ = reweighted(mixed(), {"web": 1, "math": 1}, None, None)
+    feed, _ = step(feed)
+    feed, begin = reweighted(feed, {"web": 3, "code": 1}, None, None)
+    feed, _ = step(feed, 40)
+
+    found, at = resized(feed, LONGER, 100, None)
+
+    own = (begin - 4) // 2
+    rows = 9 * U // T - own  # of math, whose 17 blocks are in groups of 9 and 8
+    expected = f"rows are left out sample={at} source=math rows={rows} tokens={rows * T}"
+    assert expected in log_of(caplog, feed, found)
+    assert resized(found, LONGER, 100, None) == (found, at)  # to ask again changes nothing
+    for _ in range(20):  # behind the change its dataset is one of those that are open
+        found, _ = step(found)
+    assert found.context_length == LONGER
+    assert state_of(found)
+
+
+def test_rows_of_a_paused_source_that_a_restart_does_not_name_are_said_to_be_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A number that is missing without a word is taken for 0."""
+    feed, _ = reweighted(mixed(), {"web": 1, "math": 1}, None, None)
+    feed, _ = step(feed)
+    feed, _ = reweighted(feed, {"web": 3, "code": 1}, None, None)
+    feed, at = resized(feed, LONGER, 100, None)
+    feed, _ = step(feed)
+    again = load(mixed(), state_of(feed)).stream
+
+    message = f"rows that are left out are not counted sample={at} source=math: it is not in the"
+    assert f"{message} mixture" in log_of(caplog, mixed(), again)
+    named = load(mixed(mixture={"web": 3, "code": 1, "math": 0}), state_of(feed)).stream
+    assert not any("not counted" in line for line in log_of(caplog, mixed(), named))
+
+
+def test_a_source_that_was_never_read_and_is_not_named_any_more_is_not_asked_for() -> None:
+    """Its dataset may be gone, and the run does not need it."""
+    stages = [{"weights": {"web": 1, "code": 1}}, {"first_sample": 900, "weights": {"math": 1}}]
+    feed, _ = step(mixed(mixture=Mixture(stages=stages)))
+    left = {"web": CORPORA["web"], "code": CORPORA["code"]}
+    other = feed_of(left, 8, T, **MIXED | {"mixture": {"web": 1, "code": 3}})
+
+    found = load(other, state_of(feed), allow=("mixture",)).stream
+
+    assert [each.dataset for each in found.rest.sources] == ["web", "code"]
+    assert [each[0] for each in state_of(found)["stream"][1]] == ["web", "code", "math"]
+    assert step(load(other, state_of(found)).stream)[1]
+    longer, _ = resized(found, LONGER, 100, None)
+    assert stages_of(longer)[-1] == (100, LONGER)
+
+
+def test_a_source_needs_rows_only_at_the_lengths_at_which_it_is_read() -> None:
+    """One of short files ends before the longer rows, or comes too late for them."""
+    stages = [
+        {"weights": {"web": 1, "chat": 1}},
+        {"first_sample": 5000, "weights": {"web": 1, "code": 1}},
+    ]
+    feed, begin = resized(mixed(mixture=Mixture(stages=stages)), U, 9000, 1)
+    assert stages_of(feed)[-1] == (begin, U) == (9000, U)
+
+    named = mixed(mixture={"web": 1, "code": 1, "chat": 0})
+    feed, _ = resized(named, U, 100, 1)
+    with pytest.raises(InvalidRequest, match="524288 is not below the 300000 tokens of the long"):
+        reweighted(feed, {"web": 1, "chat": 1}, 200, None)
+
+
+# --- where one change meets another ---
+
+
+def test_other_weights_before_the_end_of_a_group_bring_a_change_of_the_length_forward() -> None:
+    """With one source of weight 1 a change waits for the end of its group; a mixture does not."""
+    feed, begin = resized(mixed(mixture={"web": 1, "code": 0}), LONGER, 100, None)
+    assert begin == GROUP
+
+    found, other = reweighted(feed, {"web": 1, "code": 1}, 900, None)
+
+    assert other == 900
+    assert stages_of(found) == [(0, T), (900, T), (902, LONGER)]
+    assert resized(found, LONGER, 100, None) == (found, 902)
+    again = load(mixed(mixture={"web": 1, "code": 0}), state_of(found))
+    assert stages_of(again.stream) == stages_of(found)
+    assert not any("dropped" in message for message in again.messages)
+
+
+def test_a_stage_of_the_file_within_a_group_does_not_stop_a_change_that_waits_for_its_end() -> None:
+    """The change begins behind the first block of the stage, declared or by a call."""
+    stages = [{"weights": {"web": 1}}, {"first_sample": 900, "weights": {"web": 1, "code": 1}}]
+
+    declared_feed = mixed({0: T, 100: LONGER}, Mixture(stages=stages))
+    by_call, begin = resized(mixed(mixture=Mixture(stages=stages)), LONGER, 100, None)
+
+    assert stages_of(declared_feed) == stages_of(by_call) == [(0, T), (900, T), (902, LONGER)]
+    assert begin == 902
+
+
+def test_a_length_that_other_weights_would_make_impossible_is_named_in_the_refusal() -> None:
+    """It is not that a block is missing: the cure is that of the change of the length."""
+    feed = mixed(mixture={"web": 9, "chat": 1, "code": 0})
+    feed, _ = resized(feed, LONGER, 43_400, None)
+
+    with pytest.raises(InvalidRequest) as refusal:
+        reweighted(feed, {"web": 2, "chat": 1}, 100, None)
+
+    assert refusal.value.subject == "weights"
+    assert "cannot change at sample 100, since the context length could not" in str(refusal.value)
+    assert "more than a group of 2048" in str(refusal.value)
+
+
+def test_the_sample_that_a_refusal_names_is_refused_by_no_other_source_and_by_no_later_stage() -> (
+    None
+):
+    """Several sources of short files, and weights that change before the first one is through."""
+    corpora = CORPORA | {"talk": Corpus((300_000,) * 75, 5)}
+    mixture: Any = {"web": 1, "chat": 1, "talk": 1}
+    options = MIXED | {"mixture": mixture}
+    feed = feed_of(corpora, 8, T, **options)
+
+    with pytest.raises(InvalidRequest, match="would leave out 4346 rows of 'chat'") as refusal:
+        resized(feed, LONGER, 100, None)
+
+    named = int(refusal.value.problem.partition("pass ")[2].partition(",")[0])
+    assert "from which on no source would" in refusal.value.problem
+    assert resized(feed, LONGER, named, None)[1] == named
+    stages = [{"weights": mixture}, {"first_sample": 3000, "weights": {"chat": 1}}]
+    feed = feed_of(corpora, 8, T, **options | {"mixture": Mixture(stages=stages)})
+    with pytest.raises(InvalidRequest, match="no later sample is better") as refusal:
+        resized(feed, LONGER, 100, None)
+    assert "pass" not in refusal.value.problem
+
+
+# --- states at the sample where a length begins ---
+
+
+def test_a_mixture_of_the_length_that_begins_at_the_saved_sample_goes_on_with_it() -> None:
+    """Also with other weights: else a state of this feed would be of a length that it has not."""
+    feed, begin = resized(mixed(), LONGER, 100, None)
+    feed.cursor.seek(begin, None)
+    state = state_of(feed)
+    own = mixed(LONGER, {"web": 1, "code": 3})
+
+    found = load(own, state, allow=("mixture",)).stream
+
+    assert stages_of(found) == [(0, T), (begin, LONGER)]
+    assert found.stream.stages[-1].weights == {0: 1, 1: 3}
+    again = load(mixed(LONGER, {"web": 1, "code": 3}), state_of(found)).stream
+    assert again.known() == found.known()
+
+
+def test_declared_lengths_of_a_feed_that_begins_with_a_later_one_begin_behind_its_position() -> (
+    None
+):
+    """They would replace the change by which the state has the feed's own length."""
+    feed = mixed({0: T, 2: 1 << 13})
+    feed.cursor.seek(100, None)  # nothing was delivered
+    lengths = {0: 1 << 13, 2: LONGER}
+
+    found = declared(load(mixed(lengths), state_of(feed)).stream)
+
+    assert stages_of(found) == [(0, T), (4, 1 << 13), (100, LONGER)]
+    again = declared(load(mixed(lengths), state_of(found)).stream)
+    assert stages_of(again) == stages_of(found)
+
+
+def test_a_change_among_rows_that_were_skipped_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """What it leaves out is left out all the same."""
+    feed, _ = step(mixed())
+    feed.cursor.seek(200, None)
+
+    found = declared(load(mixed({0: T, 100: LONGER}), state_of(feed)).stream)
+
+    assert stages_of(found)[-1] == (100, LONGER)
+    assert len(log_of(caplog, feed, found)) == 2
+
+
+@pytest.mark.parametrize("options", [BLOCKS, MIXED])
+def test_a_feed_of_a_later_length_goes_on_behind_the_change_that_it_declares(options: Any) -> None:
+    """A script that begins with the length in force is restarted with the next one in force."""
+    lengths: Any = {0: 1 << 13, 2000: LONGER}
+
+    def own() -> FeedStream:
+        return feed_of(CORPORA, 4, lengths, **options)
+
+    feed, begin = resized(feed_of(CORPORA, 8, T, **options), 1 << 13, 100, None)
+    feed.cursor.seek(begin, None)
+    feed, _ = step(declared(load(own(), state_of(feed)).stream))
+    feed, _ = step(feed, feed.stream.stages[-1].first_sample)
+
+    again = declared(load(own(), state_of(feed)).stream)
+
+    assert [length for _, length in stages_of(again)] == [T, 1 << 13, LONGER]
+    assert again.stream == feed.stream
+    assert again.settled().context_length == LONGER
+
+
+def test_declared_lengths_that_took_each_other_back_are_asked_for_again_by_other_weights() -> None:
+    """A restart asks for them, and has to read the same rows as the run that went on."""
+    lengths = {0: T, 300: LONGER, 400: T}  # both would begin at the end of the group
+    mixture = {"web": 1, "code": 0}
+    feed, _ = step(mixed(lengths, mixture))
+    assert stages_of(feed) == [(0, T)]
+
+    feed, begin = reweighted(feed, {"web": 1, "code": 1}, 100, None)
+
+    assert stages_of(feed) == [(0, T), (begin, T), (300, LONGER), (400, T)]
+    assert stages_of(declared(load(mixed(lengths, mixture), state_of(feed)).stream)) == stages_of(
+        feed
+    )
+
+
+def test_a_mixture_behind_a_dataset_is_restarted_in_a_stage_of_one_source() -> None:
+    """Its state looks like that of a dataset, and needs no permission any more."""
+    feed = feed_of(CORPORA, 8, T, **BLOCKS)
+    deliver(feed, 10)
+    stages = [{"weights": {"web": 3, "code": 3}}, {"first_sample": 5, "weights": {"code": 1}}]
+
+    found = load(mixed(T, Mixture(stages=stages)), state_of(feed), allow=("mixture",)).stream
+    again = load(mixed(T, Mixture(stages=stages)), state_of(found)).stream
+
+    assert again.known() == found.known()
+    with pytest.raises(StreamMismatch, match="the state is of one dataset; pass dataset="):
+        load(mixed(T, Mixture(stages=stages)), state_of(feed))
+
+
+def test_a_source_that_was_not_read_may_get_another_order_before_a_change_of_the_length() -> None:
+    """Where it goes on at that length is another sample then, or its tokens come twice."""
+    mixture = {"web": 3, "code": 1}
+    endless = Mixture(mixture, sources={"code": {"order": "random"}})
+    feed, _ = resized(mixed(mixture=endless), LONGER, 100, None)
+    fresh, _ = resized(mixed(mixture=mixture), LONGER, 100, None)
+
+    found = load(mixed(mixture=mixture), state_of(feed)).stream
+
+    assert found.stream.stages[-1].shares == fresh.stream.stages[-1].shares
+    assert found.stream.stages[-1].shares != feed.stream.stages[-1].shares

@@ -586,3 +586,85 @@ def test_a_length_that_a_source_has_no_row_of_is_refused(target: str) -> None:
         with pytest.raises(InvalidRequest, match=r"9437184 is not below .* of 'math'"):
             feed.change_context_length(18 * U, at_sample=20, batch_size=1)
         assert next(feed)[0].shape == (8, 1 << 14)
+
+
+def test_plan_knows_the_short_files_and_the_paused_sources_that_a_run_has(
+    target: str,
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also of a state alone, which has a dataset that a call has brought and paused again; and so
+    do explain and manifest. A file that has no whole block is no reason to refuse.
+    """
+    path, chat = tmp_path / "mixture.toml", tmp_path / "chat"
+    path.write_text('order = "blocks"\nseed = 9\nweights = {web = 3, chat = 1}\n')
+    chat.mkdir()
+    for n in range(5):
+        np.full(300_000, 7, "u1").tofile(chat / f"{n}.bin")
+    own = f"{target.partition('?')[0]},chat={chat}?dtype=uint8"
+    length = {0: 1 << 14, 60: 1 << 15}
+    changes = ["--change-context-length", "60=32768", "--group-tokens", str(GROUP_BLOCKS * U)]
+    words = ["plan", str(path), "--tokens", "9e6", "--context-length", "16384", *changes]
+    fresh = _printed(capsys, *words, own, "--json")
+    caplog.set_level(logging.WARNING, "tokenfeed.client")
+    with feed_of(own, length, Mixture.load(path)) as feed:
+        next(feed)
+        of_file = logged(caplog)
+    with feed_of(own, 1 << 14, Mixture.load(path)) as feed:
+        feed.change_mixture({"web": 1, "math": 1}, at_sample=12)
+        feed.change_mixture({"web": 3, "chat": 1}, at_sample=24)
+        assert feed.change_context_length(1 << 15, at_sample=60) == 60
+        state, left = feed.state_dict(), logged(caplog)
+        feed.skip(24)
+        next(feed)
+        paused = feed.state_dict()
+        for _ in range(8):
+            next(feed)
+        done = feed.state_dict()
+
+    assert {key: tokens for key, (_, tokens) in of_file.items()} == _left_out(fresh)
+    assert {name for _, name in left} == {"web", "chat", "math"}
+    expected = {key: tokens for key, (_, tokens) in left.items()}
+    for n, each in enumerate((state, paused)):
+        where = tmp_path / f"{n}.json"
+        where.write_text(json.dumps(each))
+        given = ["--state", str(where), "--tokens", "9e6"]
+        assert _left_out(_printed(capsys, "plan", *given, own, "--json")) == expected
+        given += ["--context-length", "16384", *changes]
+        found = _printed(capsys, "plan", str(path), *given, own, "--json")
+        assert _left_out(found) == expected
+        assert "math" not in found["sources"] or each is state
+    (tmp_path / "done.json").write_text(json.dumps(done))
+    last = ["--state", str(tmp_path / "done.json")]
+    assert _left_out(_printed(capsys, "explain", *last, "--step", "9", "--json", own)) == expected
+    assert main(["manifest", *last, own]) == 0
+    assert _left_out(json.loads(capsys.readouterr().out.splitlines()[1])) == expected
+    gone = own.replace(f"math={folder / 'math'},", "")
+    without = _printed(capsys, "explain", *last, "--step", "9", "--json", gone)
+    assert {key[1]: tokens for key, tokens in _left_out(without).items()}["math"] is None
+
+
+def _left_out(printed: dict[str, Any]) -> dict[tuple[int, str], int | None]:
+    """Sample and dataset -> tokens that are left out, of what a command has printed."""
+    return {
+        (stage["first_sample"], name): tokens
+        for stage in printed["stages"]
+        for name, tokens in stage["left_out_tokens"].items()
+    }
+
+
+def test_plan_of_one_source_that_reads_its_group_to_the_end_offers_no_smaller_blocks(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The change comes hundreds of steps late, and the size of a block is not the reason."""
+    path = tmp_path / "mixture.toml"
+    path.write_text('order = "blocks"\nweights = {web = 1}\n')
+    changes = ["--change-context-length", "2=32768", "--group-tokens", str(GROUP_BLOCKS * U)]
+    words = ["plan", str(path), "--tokens", "9e6", "--context-length", "16384", *changes]
+
+    found = _printed(capsys, *words, "--global-batch-size", "1", target, "--json")
+
+    assert found["stages"][1]["delay_steps"] > 50
+    assert found["smaller_blocks"] is None

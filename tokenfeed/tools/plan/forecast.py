@@ -203,7 +203,8 @@ class SmallerBlocks(NamedTuple):
 
 def smaller_blocks(stages: Sequence[StageForecast], global_batch_size: int) -> SmallerBlocks | None:
     """Return the blocks with which no stage begins too late; None if no stage begins more than
-    DELAY_STEPS_MAX steps late anyway.
+    DELAY_STEPS_MAX steps late anyway, or not because of its blocks: a single source reads its group
+    of blocks to the end before the context length changes.
 
     stages: all stages of a mixture, with their proportions.  global_batch_size: rows of a step, of
     all ranks together.
@@ -214,6 +215,7 @@ def smaller_blocks(stages: Sequence[StageForecast], global_batch_size: int) -> S
     return max(
         (_with_blocks(each, block) for each in stages if each.stage.block_size > block),
         key=lambda found: found.deviation,
+        default=None,
     )
 
 

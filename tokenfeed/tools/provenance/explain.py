@@ -51,7 +51,8 @@ def run_explain(arguments: argparse.Namespace) -> None:
         for stage in stages:
             for name, tokens in stage["left_out_tokens"].items():
                 begin = f"rows of {stage['context_length']:,} tokens began at sample"
-                left = f"{stage['first_sample']:,}, and left out {tokens:,} tokens of"
+                count = "an unknown number of" if tokens is None else f"{tokens:,}"
+                left = f"{stage['first_sample']:,}, and left out {count} tokens of"
                 print(encodable(f"{begin} {left} {escaped(name)}"))
     if chosen.left_out:
         print(f"{counted(chosen.left_out, 'row')} left out; --rows-max prints more")
@@ -174,9 +175,7 @@ def _stages(context: RunContext, chosen: Selection) -> list[dict[str, Any]]:
     return [
         {
             **named_stage(stream, stream.stages[place]),
-            "left_out_tokens": context.target.left_out_tokens(
-                stream, place, stream.stages[place].weights
-            ),
+            "left_out_tokens": context.target.left_out_tokens(stream, place),
         }
         for place in places
     ]

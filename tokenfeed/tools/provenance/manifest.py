@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -66,15 +66,13 @@ def manifest_lines(context: RunContext, *, expands: bool) -> Iterator[dict[str, 
         "samples": sum(part.samples for part in parts),
         "tokens": sum(part.tokens for part in parts),
     }
-    yield _stream(context, {part.source for part in parts})
+    yield _stream(context)
     for part in parts:
         yield from part.lines(expands=expands)
 
 
-def _stream(context: RunContext, numbers: Collection[int]) -> dict[str, Any]:
-    """Return the line of the stream, with its stages up to the end of what was read.  numbers: of
-    the sources that were read.
-    """
+def _stream(context: RunContext) -> dict[str, Any]:
+    """Return the line of the stream, with its stages up to the end of what was read."""
     stream = context.stream
     end = stream.place_of(max(0, context.history.end_sample - 1)) + 1
     return {
@@ -88,7 +86,7 @@ def _stream(context: RunContext, numbers: Collection[int]) -> dict[str, Any]:
                     {"dataset": stream.sources[share.source].dataset, **share._asdict()}
                     for share in stage.active
                 ],
-                "left_out_tokens": context.target.left_out_tokens(stream, place, numbers),
+                "left_out_tokens": context.target.left_out_tokens(stream, place),
             }
             for place, stage in enumerate(stream.stages[:end])
         ],

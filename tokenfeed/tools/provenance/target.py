@@ -8,7 +8,7 @@ they are consumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -184,25 +184,30 @@ class Target:
             raise no_rows(dataset, order, stream.context_length)
         return rows
 
-    def left_out_tokens(
-        self, stream: Stream, place: int, numbers: Collection[int]
-    ) -> dict[str, int]:
+    def left_out_tokens(self, stream: Stream, place: int) -> dict[str, int | None]:
         """Return the tokens of x that sources of a known stream leave out where a stage begins, as
-        of `left_out`, by the names of their datasets.
+        of `left_out`, by the names of their datasets; None of a source that pauses there, and that
+        the target does not have.
 
-        place: of the stage, in stream.stages.  numbers: of the sources.  Raises: as `checked`.
+        place: of the stage, in stream.stages.  Raises: as `checked`.
         """
 
+        last, stage = stream.stages[max(0, place - 1)], stream.stages[place]
+        left = {each.dataset: self._left_out(last, stage, each) for each in stream.sources}
+        return {name: tokens for name, tokens in left.items() if tokens != 0}
+
+    def _left_out(self, last: Stage, stage: Stage, source: Source) -> int | None:
         def rows(source: Source, length: int) -> int:
             (dataset,) = self.described(self.alone(source, length))
             return counted_rows(dataset, source.order.NAME)
 
-        last, stage = stream.stages[max(0, place - 1)], stream.stages[place]
-        sources = [each for each in stream.sources if each.number in numbers]
-        return {
-            stream.sources[number].dataset: count * last.context_length
-            for number, count in left_out(last, stage, sources, rows).items()
-        }
+        try:
+            found = left_out(last, stage, [source], rows)
+        except RequestError:
+            if source.number in stage.weights:
+                raise
+            return None
+        return found.get(source.number, 0) * last.context_length
 
     def _opened_to_look(self, stream: Stream) -> Servers | Files:
         request = Request(replace(stream, redactions=()), Position(0, 1))
