@@ -35,7 +35,7 @@ def batches(path: Path, *, workers: int) -> Iterator[Iterator[tuple[torch.Tensor
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
     dataset = StreamingDataset(
-        str(_chunks(path)),
+        str(chunks(path)),
         item_loader=TokensLoader(block_size=ROW_TOKENS),
         shuffle=True,
         drop_last=True,
@@ -52,7 +52,7 @@ def _epochs(loader: torch.utils.data.DataLoader) -> Iterator[tuple[torch.Tensor,
             yield widen(rows.numpy())
 
 
-def _chunks(path: Path) -> Path:
+def chunks(path: Path) -> Path:
     """Return the folder of chunks next to the corpus. The first run creates it."""
     folder = path.with_suffix(".litdata")
     if not folder.exists():

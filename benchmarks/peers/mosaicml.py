@@ -38,7 +38,7 @@ def batches(path: Path, *, workers: int) -> Iterator[Iterator[tuple[torch.Tensor
     from streaming.base.util import clean_stale_shared_memory
 
     clean_stale_shared_memory()
-    dataset = StreamingDataset(local=str(_shards(path)), shuffle=True, batch_size=BATCH_SIZE)
+    dataset = StreamingDataset(local=str(shards(path)), shuffle=True, batch_size=BATCH_SIZE)
     loader = DataLoader(
         dataset,
         batch_size=BATCH_SIZE,
@@ -55,7 +55,7 @@ def _epochs(loader: DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             yield widen(sample["tokens"].numpy())
 
 
-def _shards(path: Path) -> Path:
+def shards(path: Path) -> Path:
     """Return the folder of shards next to the corpus. The first run creates it."""
     folder = path.with_suffix(".mds")
     if not folder.exists():

@@ -9,10 +9,13 @@ import numpy as np
 
 from tokenfeed.errors import InvalidCorpus
 
+from ...runtime.threads.parallel import map_in_threads
 from ..bytes import StoredShard
 from ..door import open_file
 from ..formats import Documents
 from .numbers import Numbers
+
+_OPENERS = 32
 
 
 class Part(NamedTuple):
@@ -75,9 +78,16 @@ def known_parts(
         yield Part(file, np.empty(0, dtype=np.int64), token_count)
 
 
-def index_facts(path: str) -> list[object]:
-    """Return what changes when the index of a file is written to.  Raises: InvalidCorpus if it is
-    gone.
+def index_facts(known: Sequence[Documents]) -> list[list[object]]:
+    """Return what changes when the index of a file is written to, of each one; many are opened at
+    once, since each may be a round trip.
+
+    Raises: InvalidCorpus if one is gone.
     """
-    with open_file(path) as file:
-        return [file.name, file.size_bytes, file.modified_ns, *file.tags]
+
+    def facts(path: str) -> list[object]:
+        with open_file(path) as file:
+            return [file.name, file.size_bytes, file.modified_ns, *file.tags]
+
+    paths = [one.path for one in known]
+    return list(map_in_threads(facts, paths, _OPENERS, "tokenfeed-index"))

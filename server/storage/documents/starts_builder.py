@@ -178,10 +178,11 @@ class StartsBuilder(IndexBuilder[Places, StartIndex]):
 
     def _require_same_indices(self) -> None:
         """Raise InvalidCorpus if an index has changed while it was read."""
-        for documents, before in zip(
-            self._known or (), self.made_from.get("indices") or (), strict=False
-        ):
-            if index_facts(documents.path) != before:
+        if self._known is None or not (before := self.made_from.get("indices")):
+            return
+        now = index_facts(self._known)
+        for documents, of_now, of_before in zip(self._known, now, before, strict=True):
+            if of_now != of_before:
                 problem = "changed while it was being opened; start again when it is complete"
                 raise InvalidCorpus(documents.path, problem)
 
@@ -232,7 +233,7 @@ def _facts(
         "dtype": store.stored.name,
         "tokens": fingerprint.hex(),
         "files": file_facts(store.files),
-        "indices": None if known is None else [index_facts(one.path) for one in known],
+        "indices": None if known is None else index_facts(known),
         "document_end_token": delimiters.end,
         "document_start_token": delimiters.start,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,7 +30,8 @@ from tests.server.storage.documents.starts_corpora import (
 )
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.datasets.sources import parse_datasets
-from tokenfeed.server.storage.documents import document_starts_of, index_file
+from tokenfeed.server.storage.documents import document_starts_of, index_file, known_documents
+from tokenfeed.server.storage.open_file import OpenFile
 from tokenfeed.stream.planes import DOCUMENT_STARTS
 
 
@@ -140,6 +142,24 @@ def test_an_index_that_has_changed_since_it_was_checked_is_named(
 
         with pytest.raises(InvalidCorpus, match=rf"00000\.ds\.index: {problem}"):
             document_starts_of(store)
+
+
+def test_indices_of_a_large_corpus_are_looked_at_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an object store each is a round trip, and 10,000 in a row are minutes."""
+    monkeypatch.setattr(index_file, "MEMORY_BYTES_MAX", 1)
+    found, both = known_documents.open_file, threading.Barrier(2)
+
+    def open_file(path: str) -> OpenFile:
+        both.wait(20)
+        return found(path)
+
+    monkeypatch.setattr(known_documents, "open_file", open_file)
+    with opened(write_datatrove(tmp_path, [[4, 3, 2], [5, 6]])) as store:
+        starts = document_starts_of(store, cache_dir=str(tmp_path))
+        assert starts is not None
+        starts.close()
 
 
 def test_a_start_that_is_stopped_ends_early(tmp_path: Path) -> None:
