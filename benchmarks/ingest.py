@@ -2,10 +2,11 @@
 
 Each contender is a process that imports what it needs, reads the same parquet files and writes its
 tokens: the bare loop over `tokenizers.encode_batch`, datatrove's tokenizer step, and `tokenfeed
-ingest` with each engine (fastokens is probed before). Then the steps of an ingest are timed, with
-the first size. The text is paragraphs of tiny Shakespeare in random order. Needs datatrove.
+ingest` with each engine (fastokens is probed before). nanochat's loader makes rows instead. Then
+the steps of an ingest are timed, with the first size. The text is paragraphs of tiny Shakespeare in
+random order. Needs datatrove and tiktoken.
 Run: python -m benchmarks.ingest DATA_FOLDER [--megabytes-per-file 10 100] [--rounds 5]
-     [--skip-datatrove]
+     [--skip datatrove nanochat]
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ GOALS = {10: 0.7, 100: 0.85}
 PEERS = {
     "encode_batch": "benchmarks.peers.encode_batch",
     "datatrove": "benchmarks.peers.datatrove_step",
+    "nanochat": "benchmarks.peers.nanochat_loader",
 }
 OURS = "tokenfeed"
 BY_TOKENIZERS = "tokenfeed, tokenizers"
@@ -59,7 +61,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="with tinyshakespeare.txt and gpt2-tokenizer.json")
     parser.add_argument("--megabytes-per-file", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--skip-datatrove", action="store_true")
+    parser.add_argument("--skip", choices=PEERS, nargs="*", default=[])
     arguments = parser.parse_args()
     tokenizer = arguments.data / TOKENIZER
     text = arguments.data / "tinyshakespeare.txt"
@@ -79,7 +81,7 @@ def main() -> None:
             commands = {
                 name: [sys.executable, "-m", module, str(pages), str(tokenizer), str(out)]
                 for name, module in PEERS.items()
-                if name != "datatrove" or not arguments.skip_datatrove
+                if name not in arguments.skip
             }
             for name, engine in ((OURS, "fastokens"), (BY_TOKENIZERS, "tokenizers")):
                 command = ours("tokenfeed.server.ingest", pages, tokenizer, out)

@@ -35,11 +35,11 @@ KIND = "parquet"
 _UNIT_BYTES = 1 << 20
 """Half a second of work for one core. A quarter of it made no difference (docs/decisions/0012)."""
 _UNIT_ROWS_MAX = 1 << 16
-_BATCH_BYTES = 1 << 16
-_BATCH_ROWS = (16, 256)
+_BATCH_BYTES = 1 << 20
+_BATCH_ROWS = (16, 512)
 """Rows that are decoded at once, about _BATCH_BYTES as they are stored: at least and at most. A
-dictionary expands few bytes into much text, so more rows might be more than memory; 16 rows at once
-take as long as 1,024, with documents of 2 KB."""
+dictionary expands few bytes into much text, so more rows might be more than memory. With documents
+of 2 KB, 32 at once cost this process a quarter more time than 512 (docs/decisions/0012)."""
 _Columns = tuple[Strings, ...]
 _Bare = Callable[[Any], Any]
 """Makes a value without the nulls that Arrow adds."""
