@@ -78,7 +78,7 @@ def known_parts(
         yield Part(file, np.empty(0, dtype=np.int64), token_count)
 
 
-def index_facts(known: Sequence[Documents]) -> list[list[object]]:
+def index_facts(paths: Sequence[str]) -> list[list[object]]:
     """Return what changes when the index of a file is written to, of each one; many are opened at
     once, since each may be a round trip.
 
@@ -89,5 +89,4 @@ def index_facts(known: Sequence[Documents]) -> list[list[object]]:
         with open_file(path) as file:
             return [file.name, file.size_bytes, file.modified_ns, *file.tags]
 
-    paths = [one.path for one in known]
     return list(map_in_threads(facts, paths, _OPENERS, "tokenfeed-index"))

@@ -180,7 +180,7 @@ class StartsBuilder(IndexBuilder[Places, StartIndex]):
         """Raise InvalidCorpus if an index has changed while it was read."""
         if self._known is None or not (before := self.made_from.get("indices")):
             return
-        now = index_facts(self._known)
+        now = index_facts([one.path for one in self._known])
         for documents, of_now, of_before in zip(self._known, now, before, strict=True):
             if of_now != of_before:
                 problem = "changed while it was being opened; start again when it is complete"
@@ -233,7 +233,7 @@ def _facts(
         "dtype": store.stored.name,
         "tokens": fingerprint.hex(),
         "files": file_facts(store.files),
-        "indices": None if known is None else index_facts(known),
+        "indices": None if known is None else index_facts([one.path for one in known]),
         "document_end_token": delimiters.end,
         "document_start_token": delimiters.start,
     }

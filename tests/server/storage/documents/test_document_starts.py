@@ -29,7 +29,6 @@ from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.documents import DocumentStarts, document_starts, document_starts_of
 from tokenfeed.server.storage.documents.document_starts import SPARSE, Places
-from tokenfeed.server.storage.documents.known_documents import index_facts
 from tokenfeed.server.storage.documents.numbers import FOOTER, MappedNumbers
 from tokenfeed.server.storage.formats import STORED, Documents, Layout
 from tokenfeed.server.storage.local.copying import DirectCopier
@@ -297,13 +296,13 @@ def test_starts_of_sixty_thousand_files_are_one_map(tmp_path: Path, files: int) 
         [ManyShards.Shard(str(tmp_path / f"{number:05}.ds"), layout) for number in range(files)],
         Shape(np.full(files, tokens)),
     )
-    index_facts([documents] * 64)  # memory of its threads stays mapped
     before = map_count()
     made = document_starts_of(store)  # type: ignore[arg-type]
     assert made is not None
     assert made.is_known
 
-    assert map_count() <= before + 10
+    # Threads look at the indices, and some of their memory stays mapped.
+    assert map_count() <= before + 100
     assert sum(str(tmp_path) in line for line in maps()) == 1
     corpus = Corpus([], [starts.tolist()] * files, [tokens] * files)
     spans = random_windows(corpus.counts, 4, 500)

@@ -286,7 +286,7 @@ def test_what_is_kept_of_objects_goes_by_their_content(store: ObjectServer) -> N
         store.put("bucket/c/a.bin", content.tobytes())
         raw = FormatOptions.parse("raw", "uint16", None)
         tokens, _ = open_store("train", ["s3://bucket/c/a.bin"], raw, StorageOptions())
-        found.append((file_facts(tokens.files), index_facts("s3://bucket/c/a.bin")))
+        found.append((file_facts(tokens.files), index_facts(["s3://bucket/c/a.bin"])))
         tokens.close()
     assert found[0][0][0][:3] == found[1][0][0][:3], "by name, size and time"
     assert found[0][0] != found[1][0]
