@@ -4,7 +4,6 @@ TokenfeedError
   RequestError        the caller changes something
     InvalidRequest      a field is missing, malformed or outside its range
       LimitExceeded       a valid request above a limit of this server
-      TooEarly            a change that is possible from a later sample on
     NotFound            no such dataset or order
     SamplesExhausted    the samples would reach 2^63
     StreamMismatch      the stream is not the expected one
@@ -66,23 +65,6 @@ class InvalidRequest(RequestError):
 
 class LimitExceeded(InvalidRequest):
     """The request exceeds a limit of this server, which its operator may raise."""
-
-
-class TooEarly(InvalidRequest):
-    """A source refuses a change at a sample, and takes it from a later one on.
-
-    refusal: what is wrong, without the cure.  sample: the first one at which that source does not
-    refuse it; another source may.
-    """
-
-    def __init__(self, subject: str, problem: str, refusal: str = "", sample: int = 0) -> None:
-        """subject, problem: as of every error.  The others: see the class."""
-        super().__init__(subject, problem)
-        self.refusal, self.sample = refusal, sample
-
-    def __reduce__(self) -> tuple[type[TokenfeedError], tuple[object, ...]]:
-        """Pickle the arguments, so that the attributes survive."""
-        return type(self), (self.subject, self.problem, self.refusal, self.sample)
 
 
 class NotFound(RequestError):

@@ -15,9 +15,8 @@ from tokenfeed.errors import (
     RequestError,
     SamplesExhausted,
     StreamMismatch,
-    TooEarly,
 )
-from tokenfeed.stream.schedule import placed_by_weights, planned_stage, scheduled
+from tokenfeed.stream.schedule import TooEarly, placed_by_weights, planned_stage, scheduled
 from tokenfeed.stream.stage import CHANGED, LENGTH, Corpus, Redaction, Redactions, Source, Stage
 from tokenfeed.stream.stream import Stream
 
@@ -142,7 +141,7 @@ def _with_cure(error: TooEarly, changed: Callable[[int], object]) -> InvalidRequ
             break
         before, sample = sample, _accepted(sample, changed)
         if sample == error.sample:
-            return error
+            return InvalidRequest(error.subject, error.problem)
         if sample == before:
             cure = f"pass {sample}, from which on no source would"
             return InvalidRequest(error.subject, f"{error.refusal}; {cure}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..errors import InvalidRequest, TooEarly
+from ..errors import InvalidRequest
 from .position import SAMPLE_END
 from .stage import DEFINED, FIRST_PREVIOUS, LENGTH, Share, Source, Stage
 
@@ -52,6 +52,19 @@ def next_stage(last: Stage, asked: int, weights: Mapping[int, int], origin: int 
         asked=asked,
         origin=origin,
     )
+
+
+class TooEarly(InvalidRequest):
+    """A source refuses a change at a sample, and takes it from a later one on.
+
+    refusal: what is wrong, without the cure.  sample: the first one at which that source does not
+    refuse it; another source may.
+    """
+
+    def __init__(self, subject: str, problem: str, refusal: str = "", sample: int = 0) -> None:
+        """subject, problem: as of every error.  The others: see the class."""
+        super().__init__(subject, problem)
+        self.refusal, self.sample = refusal, sample
 
 
 def resized_stage(
