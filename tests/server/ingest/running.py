@@ -11,7 +11,7 @@ from tests.support import forked
 
 
 def ingest(
-    *words: str | Path, module: str = "tokenfeed.server.ingest", timeout: float = 60
+    *words: str | Path, module: str = "tokenfeed.server.ingest", timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """Run it until it ends.  module: to run another module instead, which starts from nothing."""
     if module == "tokenfeed.server.ingest":
