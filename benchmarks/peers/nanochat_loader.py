@@ -1,10 +1,10 @@
 """nanochat's tokenizing loader, by its form: row groups -> `tiktoken` in threads -> rows of tokens.
 
-Source: github.com/karpathy/nanochat, nanochat/dataloader.py and tokenizer.py at 0b949d9: 128 texts
-at once by 4 threads, a token before each document, and rows of 2,048 that take the longest document
-of 1,000 that fits, or the beginning of the shortest. A training process does that anew in every
-run and keeps no tokens, so this writes none. Rows are of numpy here, which spares the import of
-torch.
+Source: github.com/karpathy/nanochat, nanochat/dataloader.py and tokenizer.py at 0b949d9. Four
+threads encode 128 texts at once, and a token is put before each document. A row of 2,048 tokens is
+filled from 1,000 documents that wait: by the longest one that fits, or, if none fits, by the
+beginning of the shortest. A training process does that in every run and keeps no tokens, so this
+writes none. Rows are of numpy here, which spares the import of torch.
 Run: python -m benchmarks.peers.nanochat_loader PAGES TOKENIZER OUT
 """
 

@@ -10,12 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tokenfeed.errors import (
-    InvalidRequest,
-    RequestError,
-    SamplesExhausted,
-    StreamMismatch,
-)
+from tokenfeed.errors import InvalidRequest, RequestError, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.schedule import TooEarly, placed_by_weights, planned_stage, scheduled
 from tokenfeed.stream.stage import CHANGED, LENGTH, Corpus, Redaction, Redactions, Source, Stage
 from tokenfeed.stream.stream import Stream
@@ -135,31 +130,21 @@ def _with_cure(error: TooEarly, changed: Callable[[int], object]) -> InvalidRequ
 
     changed: asks for the change at a sample.
     """
-    sample: int | None = error.sample
+    sample = error.sample
     for _ in range(_CURES_MAX):
-        if sample is None:
+        try:
+            changed(sample)
+        except TooEarly as later:  # noqa: PERF203 - the loop ends at the first other outcome
+            sample = max(later.sample, sample + 1)
+        except (InvalidRequest, SamplesExhausted):
             break
-        before, sample = sample, _accepted(sample, changed)
-        if sample == error.sample:
-            return InvalidRequest(error.subject, error.problem)
-        if sample == before:
+        else:
+            if sample == error.sample:
+                return InvalidRequest(error.subject, error.problem)
             cure = f"pass {sample}, from which on no source would"
             return InvalidRequest(error.subject, f"{error.refusal}; {cure}")
     cure = "no later sample is better: give it the order 'random' from the beginning"
     return InvalidRequest(error.subject, f"{error.refusal}; {cure}")
-
-
-def _accepted(sample: int, changed: Callable[[int], object]) -> int | None:
-    """Return a sample if a change is possible there, else the next one to be tried; None if there
-    is none.  changed: as for `_with_cure`.
-    """
-    try:
-        changed(sample)
-    except TooEarly as error:
-        return max(error.sample, sample + 1)
-    except (InvalidRequest, SamplesExhausted):
-        return None
-    return sample
 
 
 def ahead_of_lengths(stream: Stream, definition: Definition, sample: int, history: History) -> int:

@@ -270,10 +270,8 @@ class FeedStream:
 
         stream: is to be read; None is that which is read.  Raises: as `require_rows`.
         """
-        stream = stream or self.stream
-        for stage in stream.stages[stream.place_of(self.cursor.sample) :]:
-            for number in stage.weights:
-                self.require_rows(stage.context_length, stream.sources[number])
+        for source, length in (stream or self.stream).readings(self.cursor.sample):
+            self.require_rows(length, source)
 
     def position_of(self, sample: int) -> FeedPosition:
         """Return the position at a sample. If the order has epochs, this waits for the number of

@@ -176,8 +176,8 @@ def log_lengths(before: FeedStream, now: FeedStream) -> None:
         for share in last.shares:
             source = now.stream.sources[share.source]
             if share.base and source.order.BLOCK_TOKENS and share.source not in described:
-                message = "rows that are left out are not counted sample=%d source=%s: it is not in"
-                _LOG.warning(f"{message} the mixture", sample, source.dataset)
+                message = "rows that are left out are not counted sample=%d source=%s: %s"
+                _LOG.warning(message, sample, source.dataset, "it is not in the mixture")
         for number, rows in left.items():
             name, tokens = now.stream.sources[number].dataset, rows * last.context_length
             message = "rows are left out sample=%d source=%s rows=%d tokens=%d"

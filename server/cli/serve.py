@@ -194,7 +194,9 @@ def prepare_process() -> None:
 def open_object_cache(
     stores: Sequence[TokenStore], arguments: argparse.Namespace
 ) -> ObjectCache | None:
-    """Return the cache of what is in object stores; None without one.  Raises: InvalidRequest."""
+    """Return the cache of what is in object stores; None without one. With a store, threads of this
+    process take turns more often.  Raises: InvalidRequest.
+    """
     if not any(scheme_of(store.shards[0].path) for store in stores):
         if arguments.object_cache not in (None, NO_CACHE):
             _LOG.warning("%s is not used: no dataset is in an object store", OBJECT_CACHE)

@@ -13,7 +13,7 @@ with them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -218,6 +218,15 @@ class Stream:
             tuple(replace(stage, shares=_of(numbers, stage)) for stage in stages),
             tuple(each for each in self.redactions if each.source in numbers),
         )
+
+    def readings(self, sample: int) -> Iterator[tuple[Source, int]]:
+        """Yield each source that rows from a sample on come from, with the context length, stage by
+        stage.
+        """
+        by_number = {source.number: source for source in self.sources}
+        for stage in self.stages[self.place_of(sample) :]:
+            for number in stage.weights:
+                yield by_number[number], stage.context_length
 
     def known(self, corpora: Mapping[int, Corpus]) -> Stream:
         """Return the stream with the corpora of its sources, and with `previous` in every stage. A

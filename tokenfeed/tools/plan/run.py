@@ -158,9 +158,8 @@ def _grown(stream: Stream, asked: PlanInput, definition: Definition, counts: Cou
 
     def changed(stream: Stream, length: int, at_sample: int) -> Stream:
         found, _ = with_length(stream, length, at_sample, ahead, place, definition, or_later=True)
-        for stage in found.stages[found.place_of(asked.first_sample) :]:
-            for number in stage.weights:
-                counts.require(found.sources[number], stage.context_length)
+        for source, context_length in found.readings(asked.first_sample):
+            counts.require(source, context_length)
         return found
 
     return with_declared(stream, definition.lengths, ahead, changed)
