@@ -83,7 +83,7 @@ def received(
 def requests(number: int) -> Iterator[bytes]:
     """Yield the requests of a stream, for consecutive samples."""
     request = stream(seed=number)
-    batch_bytes = 2 * request.batch_size * request.context_length
+    batch_bytes = 2 * request.batch_size * request.stream.stage.context_length
     for call_bytes in chain([_FIRST_CALL_BYTES], repeat(_CALL_BYTES)):
         request.num_batches = call_bytes // batch_bytes
         yield request.SerializeToString()

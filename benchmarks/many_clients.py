@@ -1,10 +1,10 @@
 """How fast is one server with 64 streams at full speed, and how soon do 200 of them start?
 
 Streams of 32 x 2048, each on its own connection, from a warm corpus. The load comes from 4 other
-processes of this checkout, a bare client that discards what it receives (benchmarks.full_load). It
-shares the processors with the server. Tokens are counted as they travel, uint16. The start is
-measured with a fresh server: 200 streams connect at the same moment and go on reading. Several
-checkouts alternate; ratios refer to the first one.
+processes of the server's checkout, a bare client that discards what it receives
+(benchmarks.full_load). It shares the processors with the server. Tokens are counted as they travel,
+uint16. The start is measured with a fresh server: 200 streams connect at the same moment and go on
+reading. Several checkouts alternate; ratios refer to the first one.
 Run: python -m benchmarks.many_clients [--checkout DIR ...] [--streams 64] [--starting 200]
 """
 
@@ -24,7 +24,7 @@ from statistics import median
 from benchmarks.checkouts import add_checkouts, titled
 from benchmarks.processor_time import tree_seconds
 from benchmarks.report import print_load, print_table
-from benchmarks.serving import ROOT, folder_on_disk, served, write_corpus
+from benchmarks.serving import folder_on_disk, served, write_corpus
 
 CORPUS_BYTES = 1 << 29
 PROCESSES = 4
@@ -91,7 +91,7 @@ def measured(
     """Return the figures of a fresh server."""
     with (
         served("--data", corpus, checkout=checkout) as server,
-        loads(server.address, streams, settle_seconds, seconds) as processes,
+        loads(checkout, server.address, streams, settle_seconds, seconds) as processes,
     ):
         server.wait_for_log("warm-up ended")
         start = time.monotonic() + START_SECONDS
@@ -117,7 +117,7 @@ def measured(
 
 @contextmanager
 def loads(
-    address: str, streams: int, settle_seconds: float, seconds: float
+    checkout: Path, address: str, streams: int, settle_seconds: float, seconds: float
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Run the load processes for the duration of a with block, which begins when all are ready."""
     with ExitStack() as stack:
@@ -129,7 +129,7 @@ def loads(
             command += ["--settle", settle_seconds, "--seconds", seconds]
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.full_load", address, *map(str, command)],
-                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
             stack.enter_context(process)
             stack.callback(process.kill)
