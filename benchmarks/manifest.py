@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from benchmarks.serving import ROOT, folder_on_disk, served
 from tokenfeed.client.batches.arrays import NumpyBatches
 from tokenfeed.client.feed.history import Run, history_of
 from tokenfeed.client.feed.mixture.recipe import Mixture
-from tokenfeed.client.feed.state import plain_stream, read_state, write_state
+from tokenfeed.client.feed.state import packed_stream, read_state, write_state
 
 T = 2048
 ROWS_A_STEP = 1024
@@ -84,8 +83,7 @@ def write_run(folder: Path, address: str, steps: int) -> Path:
         runs.append(Run(step, sample, sample + count * batch_size * RANKS, batch_size, RANKS))
         step, sample = runs[-1].end_batch, runs[-1].end_sample
     path = folder / "state.json"
-    pickled = pickle.dumps(plain_stream(state.stream))
-    written = write_state(sample, pickled, history_of(runs), state.planes)
+    written = write_state(sample, packed_stream(state.stream), history_of(runs), state.planes)
     path.write_text(json.dumps(written))
     return path
 
