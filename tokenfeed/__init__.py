@@ -8,9 +8,9 @@
 `tokenfeed.client` is the trainer's side, and `tokenfeed.server` is the server. `import client`
 offers the same names as tokenfeed.client, and `python -m server` runs the server. The folder
 commands/ has what the command line needs, and tools/ has the commands that operators and auditors
-run. The other modules are the protocol in code, shared by client, server and tests. They need
-numpy, protobuf and a checksum, and use no file, socket, thread or clock. A token passes through
-these modules in this order:
+run. The other modules are the protocol in code, shared by client, server and tests. The protocol
+modules need numpy, protobuf and a checksum, and use no file, socket, thread or clock. A token
+passes through these modules in this order:
 
     stream/     what a stream is: specification, positions, identity
     sampling/   the tokens of each sample: orders and the plan

@@ -86,8 +86,8 @@ class StreamMismatch(RequestError):
 
 
 class ListMissing(StreamMismatch):
-    """A server lacks a list of redactions that the stream names. It may find the list soon: a
-    server looks for new lists once a second.
+    """A server lacks a list of redactions that the stream names. A server may find the list soon,
+    since it looks for new lists once a second.
     """
 
 
@@ -214,7 +214,9 @@ class WriteFailed(CorpusError):
 
 
 class ServerUnavailable(TokenfeedError):
-    """No change is needed: retry, on this or another server."""
+    """The server is not available. The caller need not change anything: retry, on this or another
+    server.
+    """
 
 
 class Unreachable(ServerUnavailable):

@@ -47,10 +47,10 @@ def datasets_provider(
 ) -> Callable[..., Splits]:
     """Return the train_valid_test_datasets_provider that `pretrain` takes.
 
-    The provider returns three iterators, with None for a split that is not given. It takes batch
-    size, context length and the data-parallel rank from Megatron. On a rank that never reads its
-    iterators the feed has no thread and no connection. With --dataloader-inter-document-masking
-    attention stays within documents.
+    The provider returns three iterators, with None for a split that is not given. The provider
+    takes batch size, context length and the data-parallel rank from Megatron. On a rank that never
+    reads its iterators the feed has no thread and no connection. With
+    --dataloader-inter-document-masking attention stays within documents.
     target means what it does for RemoteBatches.
     valid and test are mappings with the arguments in which the feeds for validation and test differ
     from the training feed, such as {"dataset": "val"}. options are arguments of RemoteBatches,

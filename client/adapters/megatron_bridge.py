@@ -4,8 +4,8 @@
         target="host:50051", micro_batch_size=config.train.micro_batch_size, seq_length=4096
     )
 
-Bridge saves and restores the position of the feed for each data-parallel rank. It refuses to resume
-with a larger data-parallel size than the checkpoint has.
+Bridge saves and restores the position of the feed for each data-parallel rank. Bridge refuses to
+resume with a larger data-parallel size than the checkpoint has.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ give the same form of batches and state.
 
 nanochat reads one batch ahead, and saves the state that came with this batch. So each batch has to
 come with the state before it. nanochat logs the keys `epoch`, `pq_idx` and `rg_idx` of the state.
-Its models ignore targets that are -1.
+The models of nanochat ignore targets that are -1.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Loaders(NamedTuple):
         ) = loaders(partial(RemoteBatches, "host:50051", dataset="web"), ...)
 
     with_state: yields inputs, targets, and the state before this batch.
-    without_state: yields inputs and targets.  Both take (tokenizer, B, T, split, device=...,
-    resume_state_dict=...).
+    without_state: yields inputs and targets.  Both loaders take (tokenizer, B, T, split,
+    device=..., resume_state_dict=...).
     """
 
     with_state: Callable[..., StatefulBatches]

@@ -53,7 +53,8 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
 
     Yields (x, y): contiguous arrays of shape (batch_size, context_length); y is x shifted by one
     token. The arrays are writable, and belong to the caller. In all else a NumpyBatches is like a
-    RemoteBatches. Both give the same tokens, and a state of one of them loads into the other.
+    RemoteBatches. The two classes give the same tokens, and a state of one of them loads into the
+    other.
 
     One thread may iterate over a feed. Any thread may call `state_dict`, `history`, `position`,
     `stats` and `close`.

@@ -141,9 +141,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         each rank has to call this method before it reaches that sample. With torch.distributed the
         ranks wait for each other in this call, and compare their changes; without it each rank
         changes by itself.
-        Returns: the sample from which on the new weights are in force. This is the first end of a
-        block at or above at_sample, or one block later if a stage of the mixture begins just there,
-        or an earlier sample if the weights were in force already.
+        Returns: the sample from which on the new weights are in force: the first end of a block at
+        or above at_sample, or one block later if a stage of the mixture begins just there, or an
+        earlier sample if the weights were in force already.
         Raises: InvalidRequest if this feed has no mixture or is closed, if weights or at_sample are
         not valid, or if no whole block is left for the new weights or for a later stage;
         StreamMismatch if the ranks ask for different changes, or if one rank cannot make the
@@ -186,9 +186,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         default the change begins as soon as possible.
         batch_size: is the new number of rows per rank. By default the number of tokens of a batch
         stays the same. batch_size is not in the state.
-        Returns: the sample from which on rows have the new context length. This is the first end of
-        a group, or of a block of the mixture, at or above at_sample, or an earlier sample if rows
-        had this length already.
+        Returns: the sample from which on rows have the new context length: the first end of a
+        group, or of a block of the mixture, at or above at_sample, or an earlier sample if rows had
+        this length already.
         Raises: InvalidRequest if the feed has num_batches, was given several context lengths or is
         closed; if an argument is not valid; if the tokens of a batch are no whole number of rows of
         the new length; if at_sample is in the middle of an epoch of another order; if rows are
@@ -364,10 +364,10 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         documents also has "long_documents" and "pieces", and a source in the order "blocks" also
         has "group_blocks". A run in which redactions are in force also has "redactions".
         Batch k of a run has the world_size * batch_size samples of all ranks from first_sample + k
-        * world_size * batch_size on. Rows of its last batch from end_sample on were padding. The
-        history begins with the first batch of the loaded state, or of this feed. If first_batch of
-        the first run is above 0, the oldest runs were dropped, since a history keeps at most 1,000
-        runs, and drops runs with old stages.
+        * world_size * batch_size on. In the last batch of a run, rows from end_sample on were
+        padding. The history begins with the first batch of the loaded state, or of this feed. If
+        first_batch of the first run is above 0, the oldest runs were dropped, since a history keeps
+        at most 1,000 runs, and drops runs with old stages.
         Raises: TokenfeedError if no server can describe the corpora.
         """
         stream = self._declared()
@@ -384,17 +384,17 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     @property
     def token_count(self) -> int:
-        """The number of tokens in all files of the dataset, or of all datasets of a mixture. This
-        waits until a server has described them.
+        """The number of tokens in all files of the dataset, or of all datasets of a mixture. The
+        property waits until a server has described the datasets.
         Raises: TokenfeedError if no server can.
         """
         return sum(each.token_count for each in self._datasets.await_described())
 
     @property
     def batch_size(self) -> int:
-        """The number of rows in the next batch of this rank. It may be another number after a
-        change of the context length. If several context lengths were declared, this waits until a
-        server has described the dataset.
+        """The number of rows in the next batch of this rank. The number may differ after a change
+        of the context length. If several context lengths were declared, this waits until a server
+        has described the dataset.
         Raises: TokenfeedError if no server can.
         """
         return self._declared().settled().request.position.batch_size
@@ -480,10 +480,10 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             for x, y in DataLoader(dataset, 32, sampler=sampler, num_workers=2):
                 ...
 
-        The dataset opens a connection of its own in each process, and does not move this feed. It
-        needs no ranks, since the sampler distributes the rows. The redactions of this feed are in
-        force in all of its rows. It ignores the arguments device, start_step, start_sample and
-        num_batches of this feed.
+        The dataset opens a connection of its own in each process, and does not move this feed. The
+        dataset needs no ranks, since the sampler distributes the rows. The redactions of this feed
+        are in force in all of its rows. The dataset ignores the arguments device, start_step,
+        start_sample and num_batches of this feed.
         Raises: InvalidRequest for a mixture or an order without epochs.
         """
         self._stream.require_epochs()

@@ -14,8 +14,8 @@ class Timeouts:
     read_seconds: how long the client waits for requested rows from one server before it fails over
     to the next server; in (0, a year].
     reconnect_seconds: how long the feed tries all servers before it raises Unreachable; in [0, a
-    year], or None for no limit. This time runs only while the trainer waits for a batch. It does
-    not run while a server makes rows of documents and reports progress.
+    year], or None for no limit. reconnect_seconds runs only while the trainer waits for a batch,
+    and not while a server makes rows of documents and reports progress.
     Raises: InvalidRequest, naming the field.
     """
 

@@ -256,8 +256,8 @@ class Mixture:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Mixture:
-        """Read a mixture from a TOML file. Its keys are the arguments of the constructor; each
-        table [[redaction]] is one element of redactions.
+        """Read a mixture from a TOML file. The keys of the file are the arguments of the
+        constructor; each table [[redaction]] is one element of redactions.
 
         Raises: InvalidRequest if the file cannot be read or a value is not valid; NotFound for an
         unknown order. The error names the file, the value and its limit.
@@ -270,8 +270,8 @@ class Mixture:
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Mixture:
-        """Read a mixture from the content of a TOML file, as `load` does.  name: of the file, for
-        errors.
+        """Read a mixture from the content of a TOML file, as `load` does.  name: is the name of the
+        file, which errors mention.
 
         Raises: InvalidRequest if it is no TOML or a value is not valid; NotFound for an unknown
         order.
