@@ -315,10 +315,11 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         targets); "redactions"; and "mid_epoch". A source in the order "blocks" keeps the group size
         of the state, whatever group_tokens says. A feed with num_batches still ends at the sample
         that was fixed when it was created.
-        Another context length: an order with epochs resumes at the same fraction of the epoch. In
-        the middle of an epoch some windows would then repeat or be left out, except for
-        "sequential" over one file; the state is refused there unless allow has "mid_epoch" too. The
-        orders "blocks" and "random" change the length as `change_context_length` does.
+        Another context length: if the feed has another context length than the state, an order with
+        epochs resumes at the same fraction of the epoch. In the middle of an epoch some windows
+        would then repeat or be left out, except for "sequential" over one file; the state is
+        refused there unless allow has "mid_epoch" too. The orders "blocks" and "random" change the
+        length as `change_context_length` does.
         Mixtures: the stages before the saved sample have to be the same in the state and in this
         feed, with or without changes by `change_mixture`; or this feed has a single stage, with the
         weights in force at the saved sample. Otherwise the state is refused; with "mixture" in

@@ -37,7 +37,7 @@ _ORDERS = tuple(orders.LATEST)
 _LONG = padded_v1.LONG_DOCUMENTS
 _LONG_HELP = "what the order padded does with a document that is longer than a row (default: cut)"
 GROUP_TOKENS_HELP = (
-    "order blocks shuffles within groups of this many tokens, for all sources together "
+    "the order blocks shuffles within groups of this many tokens, for all sources together "
     "(default: %(default)s)"
 )
 _Add: TypeAlias = "Callable[..., argparse.Action]"
@@ -345,8 +345,8 @@ def _add_assumed_stream(add: _Add) -> None:
     number(
         "--group-tokens",
         metavar="N",
-        help=f"without --state: order blocks shuffles within groups of this many tokens (default: "
-        f"{GROUP_TOKENS})",
+        help=f"without --state: the order blocks shuffles within groups of this many tokens "
+        f"(default: {GROUP_TOKENS})",
     )
     add("--dataset", default="", help="dataset name; optional if there is only one")
     add("--order", choices=_ORDERS, help="without --state: order of the rows (default: shuffled)")

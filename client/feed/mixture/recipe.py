@@ -295,10 +295,12 @@ class Mixture:
         long_documents: str = "",
         group_tokens: int = GROUP_TOKENS,
     ) -> Definition:
-        """Return what a feed with this mixture is asked for.
+        """Return the definition of the stream of a feed with this mixture.
 
-        context_length: tokens of x.  order, seed, long_documents: of the feed, where the mixture
-        has none of its own; "" is the default of the order.  group_tokens: as for `group_blocks`.
+        context_length: is the number of tokens of x in a row.
+        order, seed, long_documents: are those of the feed, and are used where the mixture has none
+        of its own; long_documents "" is the default of the order.
+        group_tokens: is the number of tokens of a group of the order "blocks", of all sources.
         Raises: InvalidRequest if the first stage does not begin at 0, a stage is asked for at or
         before the begin of the stage before it, a source has max_epochs but an order without
         epochs, or long_documents does not fit the order.
