@@ -224,7 +224,7 @@ class Unreachable(ServerUnavailable):
 
 
 class BeingMade(Unreachable):
-    """Servers are still making the rows of documents, or the loss masks and document starts, that a
+    """Servers are still making the rows of documents, or searching the document starts, that a
     stream needs.
     """
 

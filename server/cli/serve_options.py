@@ -43,7 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-locate",
         action="store_true",
-        help="refuse the requests of tokenfeed explain and find: no client learns which files, "
+        help="refuse the requests of tokenfeed explain, find and manifest: no client learns which "
+        "files, "
         "documents and tokens a row is made of, or which rows hold a document",
     )
     parser.add_argument(

@@ -216,7 +216,7 @@ class Mixture:
         source.
         stages: is given instead of weights, as one mapping for each stage with its "weights" and
         "first_sample" or "first_tokens" (tokens of x, rounded up to a whole sample). The first
-        stage begins at 0. A later stage begins where the block ends that is being read at its
+        stage begins at 0. A later stage begins at the first end of a block at or after its
         first_sample.
         sources: gives some datasets an "order", "seed", "max_epochs" and "long" of their own.
         order, seed: are the order and seed of the other sources, and the seed of the mixture; None
