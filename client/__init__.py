@@ -6,8 +6,8 @@
         ...
 
 Importing this package imports neither torch nor grpc. Accessing RemoteBatches or validation_feeds
-imports both; NumpyBatches, for those who have no torch, only grpc. `tokenfeed.client.metrics`
-imports prometheus_client.
+imports both. NumpyBatches imports only grpc, and works where torch is not installed.
+`tokenfeed.client.metrics` imports prometheus_client.
 """
 
 from importlib import import_module

@@ -7,8 +7,8 @@
     storage/    the tokens in these files, and the file formats
     runtime/    the process: signals, polling, memory
 
-`open_local` does the same for a client's own files, without rpc/. `ingest/` makes token files from
-text. Needs Linux, but not torch.
+`open_local` opens a client's local files with the same packages, without rpc/. `ingest/` makes
+token files from text. The server needs Linux, but not torch.
 """
 
 if __name__ == "server":

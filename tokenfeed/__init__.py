@@ -5,18 +5,19 @@
     for x, y in RemoteBatches("host:50051", 32, 2048, device="cuda:0", order="shuffled"):
         ...
 
-`tokenfeed.client` is the trainer's side, `tokenfeed.server` the server. `import client` has what
-tokenfeed.client offers, and `python -m server` runs the server. commands/ has what the command line
-needs, tools/ what operators and auditors run. The rest is the contract in code, for both sides
-and the tests: numpy, protobuf and a checksum; no file, socket, thread or clock. A token passes
-through it in this order:
+`tokenfeed.client` is the trainer's side, and `tokenfeed.server` is the server. `import client`
+offers the same names as tokenfeed.client, and `python -m server` runs the server. The folder
+commands/ has what the command line needs, and tools/ has the commands that operators and auditors
+run. The other modules are the protocol in code, shared by client, server and tests. The protocol
+modules need numpy, protobuf and a checksum, and use no file, socket, thread or clock. A token
+passes through these modules in this order:
 
     stream/     what a stream is: specification, positions, identity
     sampling/   the tokens of each sample: orders and the plan
     wire/       rows and requests as bytes
     errors      all exceptions, and who must act
 
-Importing this package imports none of these modules.
+Importing `tokenfeed` imports none of these modules.
 """
 
 from __future__ import annotations

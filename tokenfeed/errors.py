@@ -86,7 +86,9 @@ class StreamMismatch(RequestError):
 
 
 class ListMissing(StreamMismatch):
-    """A list of redactions is not there. A server may find it soon: it looks once a second."""
+    """A server lacks a list of redactions that the stream names. A server may find the list soon,
+    since it looks for new lists once a second.
+    """
 
 
 class NotATokenfeedServer(RequestError):
@@ -96,17 +98,17 @@ class NotATokenfeedServer(RequestError):
 
 
 class ContractMismatch(RequestError):
-    """The server speaks another revision of the contract than this client."""
+    """The server speaks another revision of the protocol than this client."""
 
 
 class Unauthenticated(RequestError):
-    """The server requires a bearer token, and this one is missing or not valid."""
+    """The server requires a bearer token, and the caller's token is missing or not valid."""
 
     status = "UNAUTHENTICATED"
 
 
 class Forbidden(RequestError):
-    """The server does not tell this to the caller."""
+    """The caller has no permission to ask the server for this information."""
 
     status = "PERMISSION_DENIED"
 
@@ -166,7 +168,9 @@ class CorpusChanged(CorpusError):
 
 
 class Deleted(CorpusError):
-    """A row needs tokens that were erased, and no redaction of them is in force there."""
+    """A requested row needs tokens that were erased, and no redaction replaces these tokens in the
+    row.
+    """
 
     status = "DATA_LOSS"
     PHRASE: ClassVar[str] = "tokens were deleted"
@@ -188,14 +192,16 @@ class Deleted(CorpusError):
     def of(
         cls, dataset: str, file_name: str, first_token: int, end_token: int, row: int = 0
     ) -> Deleted:
-        """Return the error of a range of tokens of a file, which is named without its folder."""
+        """Return the error for an erased range of tokens of a file; the message names the file
+        without its folder.
+        """
         where = f"{shortened(file_name)}, tokens [{first_token}, {end_token})"
         cure = "read with a redaction of them in force, or from a replica that still has them"
         problem = f"{dataset!r}: {cls.PHRASE} that {cls._ROW} needs ({where}); {cure}"
         return cls("dataset", problem, row)
 
     def at_sample(self, sample: int) -> Deleted:
-        """Return the same error with the sample of its row."""
+        """Return this error with the sample index of the affected row in its message."""
         return Deleted(self.subject, self.problem.replace(self._ROW, f"sample {sample}", 1))
 
 
@@ -208,7 +214,9 @@ class WriteFailed(CorpusError):
 
 
 class ServerUnavailable(TokenfeedError):
-    """No change is needed: retry, on this or another server."""
+    """The server is not available. The caller need not change anything: retry, on this or another
+    server.
+    """
 
 
 class Unreachable(ServerUnavailable):
@@ -216,7 +224,9 @@ class Unreachable(ServerUnavailable):
 
 
 class BeingMade(Unreachable):
-    """Servers are still making what a stream needs."""
+    """Servers are still making the rows of documents, or searching the document starts, that a
+    stream needs.
+    """
 
     def __init__(self, subject: str, problem: str, progress: Mapping[str, float]) -> None:
         """As above.  progress: share of the work that is done, in [0, 1), of all that is being
@@ -246,7 +256,7 @@ class Busy(ServerUnavailable):
 
 
 class BadFrame(ServerUnavailable):
-    """A frame is damaged, or is not the requested one."""
+    """A message of rows from the server is damaged, or is not the requested one."""
 
     status = "DATA_LOSS"
 

@@ -1,5 +1,5 @@
-"""The training loops that people have, on what a feed already gives: one framework a file.
+"""Adapters between feeds and the training loops of frameworks: one framework per file.
 
-Each is imported by its name, such as `tokenfeed.client.adapters.lightning`, and imports its
-framework then. Nothing else of the client imports an adapter.
+Each adapter is imported by its name, such as `tokenfeed.client.adapters.lightning`, and imports its
+framework only then. No other module of the client imports an adapter.
 """

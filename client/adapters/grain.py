@@ -1,4 +1,5 @@
-"""A dataset of grain: each element is a batch of NumPy arrays, under the names of MaxText.
+"""An adapter for grain: a grain dataset whose elements are batches of NumPy arrays, with the names
+that MaxText uses.
 
     dataset = FeedDataset("host:50051", 32, 2048, order="packed", rank=rank, world_size=world_size)
     iterator = iter(dataset.map(augmented))
@@ -22,13 +23,14 @@ from ..transport.addresses import Targets
 
 
 class FeedDataset(IterDataset):  # type: ignore[misc]
-    """A feed as an IterDataset. Each iterator has a feed of its own, from the beginning on.
+    """A feed as grain's IterDataset. Each iterator has a feed of its own, which begins at the first
+    row.
 
     Elements are dicts of int32 [batch_size, context_length]: inputs; targets, which are inputs
-    shifted by one token, and 0 where no target counts; inputs_position, from 0 in each document;
-    inputs_segmentation, numbers of documents in their row from 1, 0 is padding; and
-    targets_segmentation, the same, but 0 where no target counts. Where not all datasets know their
-    documents, a row is one.
+    shifted by one token, and 0 where no target counts; inputs_position, which counts from 0 in each
+    document; inputs_segmentation, the number of the token's document in its row, from 1, and 0 at
+    padding; and targets_segmentation, which equals inputs_segmentation, but is 0 where no target
+    counts. If a dataset does not know where its documents begin, each row counts as one document.
     """
 
     @takes(FeedOptions)
@@ -37,8 +39,8 @@ class FeedDataset(IterDataset):  # type: ignore[misc]
     ) -> None:
         """Remember what to read; does no I/O.
 
-        The arguments are those of NumpyBatches, without dtype. In several processes pass
-        rank=jax.process_index() and world_size=jax.process_count(), if they share the batch.
+        The arguments are those of NumpyBatches, without dtype. If several processes share each
+        batch, pass rank=jax.process_index() and world_size=jax.process_count().
         """
         super().__init__()
         self._arguments = target, batch_size, context_length
@@ -64,13 +66,14 @@ class FeedIterator(DatasetIterator):  # type: ignore[misc]
         return _arrays(next(self._batches))
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position after the last element: the same in all processes, for JSON."""
+        """Return the position after the last element, as plain values for JSON. All processes have
+        the same state.
+        """
         return self.feed.state_dict()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state of any process, also of another number of them.
-
-        Raises: as `load_state_dict` of NumpyBatches.
+        """Resume from the state of any process, even if the number of processes has changed.
+        Raises: the errors of `load_state_dict` of NumpyBatches.
         """
         self.feed.load_state_dict(state)
         self._batches = self.feed.batches()  # one that has ended would not begin again

@@ -1,9 +1,10 @@
-"""Lightning's Trainer: a DataModule of feeds. Its state in Lightning's checkpoints is that of what
-the weights have learned.
+"""An adapter for Lightning's Trainer: a DataModule of feeds. The state that it puts into
+Lightning's checkpoints is that of the last batch that the weights were trained on.
 
-Lightning writes checkpoints at many moments: behind a step, behind a validation, in the middle of a
-step that accumulates gradients, after an exception. A batch that was read may not be learned then;
-an optimizer's step tells, which Lightning counts as `global_step`.
+Lightning writes checkpoints at many moments: after a step, after a validation, in the middle of a
+step that accumulates gradients, after an exception. So a batch may have been read, but not trained
+on, when a checkpoint is written. The adapter knows it from Lightning's `global_step`, which counts
+the steps of the optimizer.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
             partial(RemoteBatches, "host:50051", 32, 2048, dataset="val", order="sequential"),
         )
 
-    An epoch of Lightning has the whole batches of an epoch of the feed; it goes on where the last
-    one ended. A feed that ends (num_batches, or max_epochs of a mixture) is one epoch, and ends the
-    training. Of a feed without epochs, max_steps or limit_train_batches says how long one is.
-    A validation reads a whole epoch of its feed each time, in equally many batches on every rank;
-    rows that fill up the last one have y = -100 throughout: see `log_loss`.
+    An epoch of Lightning has the whole batches of an epoch of the feed, and begins where the
+    previous epoch ended. A feed that ends (by num_batches, or by max_epochs of a mixture) is one
+    epoch, and ends the training. For a feed without epochs, max_steps or limit_train_batches sets
+    the length of an epoch. Each validation reads a whole epoch of its feed, with the same number of
+    batches on every rank. Rows that fill up the last batch have y = -100 throughout, so log the
+    loss with `log_loss`.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
     ) -> None:
         """Remember what to make; does no I/O.
 
-        train, validation: make a feed, of rank=, world_size= and device=, which Lightning knows.
-        form: makes what the model's steps get of a batch of `feed.batches()`; by default they get
-        (x, y).  allow: is passed to `load_state_dict` of the training feed.
+        train, validation: are functions that make a feed; the adapter calls them with rank=,
+        world_size= and device=, which Lightning knows.
+        form: turns a batch of `feed.batches()` into what the model's steps get; by default the
+        steps get (x, y).
+        allow: is passed to `load_state_dict` of the training feed.
         """
         super().__init__()
         self.feed: RemoteBatches | None = None
@@ -65,7 +69,8 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
         self._loaded: dict[str, Any] = {}
 
     def train_dataloader(self) -> _Batches:
-        """Return the batches from the loaded state on, or behind what this Trainer has trained on.
+        """Return the batches to train on: from the loaded state on, or after the batches that this
+        Trainer has trained on.
 
         Raises: InvalidRequest with overfit_batches, for an endless feed without a limit, for a
         checkpoint without a state of this class, or if the ranks have different numbers of batches;
@@ -89,30 +94,34 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
         return self._batches
 
     def val_dataloader(self) -> list[_Epoch]:
-        """Return the batches of each validation feed, from its beginning at each `for`."""
+        """Return the batches of each validation feed; each `for` over them starts at the beginning
+        of the feed.
+        """
         self._close_validation()
         self._epochs = [_Epoch(self._open(make), self._form) for make in self._validation]
         return self._epochs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of what the weights have learned, which Lightning puts into all of its
-        checkpoints; {} before the training.
+        """Return the state of the feed after the last batch that the weights were trained on; {}
+        before the training. Lightning puts it into all of its checkpoints.
         """
         return self._loaded if self._loaded or self._batches is None else self._batches.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember where to train on; a `trainer.validate` or `test` moves nothing."""
+        """Remember the position from which the training continues; `trainer.validate` and `test` do
+        not move it.
+        """
         if self.trainer is None or self.trainer.state.fn in (None, TrainerFn.FITTING):
             self._loaded = state
 
     def teardown(self, stage: str) -> None:
-        """Close the feeds; the state stays."""
+        """Close the feeds; `state_dict` still returns their state."""
         self._close_validation()
         if self.feed is not None and stage == TrainerFn.FITTING:
             self.feed.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close the feeds, as Lightning does not call `teardown` then."""
+        """Close the feeds after an exception, since Lightning does not call `teardown` then."""
         self.teardown(TrainerFn.FITTING)
 
     def _attached(self) -> Trainer:
@@ -140,10 +149,12 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
 def log_loss(module: LightningModule, name: str, losses: Tensor, y: Tensor) -> Tensor:
     """Log the mean loss of all targets of an epoch, over all batches and ranks.
 
-    `module.log(name, mean)` would give a batch with few targets the weight of a full one, and one
-    without any is not a number.
-    losses: one for each target, 0 where y is -100: `cross_entropy(..., reduction="none")`.  y: of
-    the batch.  Returns: the mean of this batch, 0 if it has no target.
+    `module.log(name, mean)` would give a batch with few targets the weight of a full batch, and the
+    mean of a batch without targets is not a number.
+    losses: has one loss for each target, 0 where y is -100, as `cross_entropy(...,
+    reduction="none")` returns them.
+    y: is the y of the batch.
+    Returns: the mean loss of this batch, 0 if it has no target.
     """
     targets = int((y != IGNORED_TARGET).sum())
     mean = losses.sum() / max(1, targets)

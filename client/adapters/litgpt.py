@@ -1,6 +1,6 @@
-"""litgpt's `pretrain`: a data module whose position is in litgpt's own checkpoints.
-
-Fabric takes nothing but a DataLoader of torch, and saves the state of one that has a state.
+"""An adapter for litgpt's `pretrain`: a data module whose position is saved in litgpt's own
+checkpoints. Fabric accepts only torch's DataLoader, and saves its state if the loader has a
+`state_dict`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from ..device.target_mask import IGNORED_TARGET
 
 
 class FeedData(DataModule):  # type: ignore[misc]
-    """A feed to train on and one to validate on.
+    """A feed to train on and a feed to validate on.
 
         litgpt pretrain pythia-160m --data tokenfeed.client.adapters.litgpt.FeedData \\
             --data.target host:50051 --data.dataset web --data.validation web-val
 
-    litgpt reads a batch of each loader that it does not train on, where it ends: the checkpoint
-    "final" is a batch behind the weights' position. With num_batches, the number of iterations in
-    all (`train.max_tokens` divided by the tokens of a batch of all ranks), the feed ends there
-    itself, and "final" is exact too. Checkpoints of save_interval always are.
+    At the end of a training, litgpt reads one more batch and does not train on it. So the position
+    in the checkpoint "final" is one batch too far: a run that resumes there skips this batch. Pass
+    num_batches, the number of iterations of the whole run (`train.max_tokens` divided by the tokens
+    of a batch of all ranks), and the feed itself ends there: then "final" is exact too. Checkpoints
+    of save_interval are always exact.
     """
 
     def __init__(
@@ -62,22 +63,24 @@ class FeedData(DataModule):  # type: ignore[misc]
         max_seq_length: int | None = None,
         **_: object,
     ) -> None:
-        """Remember the shape of a batch; litgpt calls this.
+        """Remember the shape of a batch; litgpt calls this method.
 
-        tokenizer: is not used.  batch_size: rows of a rank.  max_seq_length: is the context length.
+        tokenizer: is not used.
+        batch_size: is the number of rows of a rank.
+        max_seq_length: is the context length.
         """
         if max_seq_length is None:
             raise InvalidRequest("max_seq_length", "is missing; it is the context length")
         self._shape = batch_size, max_seq_length
 
     def train_dataloader(self) -> FeedLoader:
-        """Return the loader of the training feed: litgpt restores its position."""
+        """Return the loader of the training feed; litgpt restores the loader's position."""
         feed = RemoteBatches(self._target, *self._shape, **self._given)
         return FeedLoader(feed, feed)
 
     def val_dataloader(self) -> FeedLoader:
-        """Return the loader of the whole batches of the validation set, from the first at each
-        `for`.
+        """Return the loader of the validation set's whole batches; each `for` over it starts at the
+        first batch.
         """
         validation, order = self._validation, "sequential"
         feed = RemoteBatches(self._target, *self._shape, dataset=validation, order=order)
@@ -85,7 +88,9 @@ class FeedData(DataModule):  # type: ignore[misc]
 
 
 class FeedLoader(DataLoader[Any]):
-    """The rows of a feed, int64 [B, T + 1], as a DataLoader with the feed's state."""
+    """A DataLoader that yields the rows of a feed, int64 [B, T + 1], and whose state is that of the
+    feed.
+    """
 
     def __init__(self, feed: RemoteBatches, batches: RemoteBatches | TorchEpoch) -> None:
         """batches: the feed itself, or an epoch of it."""

@@ -1,9 +1,10 @@
-"""Batches for Megatron-LM, with --dataloader-type external.
+"""An adapter for Megatron-LM, which takes its batches with --dataloader-type external.
 
     train_valid_test_datasets_provider = datasets_provider("host:50051", order="packed", seed=1337)
 
-The position is args.consumed_train_samples, which Megatron saves and restores: a run resumes at
-exactly the next row, at another data-parallel size too, and with a batch size that grows.
+The position of the feed is args.consumed_train_samples, which Megatron saves and restores. So a run
+resumes at exactly the next row, even if the data-parallel size has changed, and with a batch size
+that grows.
 """
 
 from __future__ import annotations
@@ -46,16 +47,17 @@ def datasets_provider(
 ) -> Callable[..., Splits]:
     """Return the train_valid_test_datasets_provider that `pretrain` takes.
 
-    It returns three iterators, or None for a split that is not given. Sizes and the data-parallel
-    rank are those of Megatron. A rank that never reads its iterators has no thread, and no
-    connection. With --dataloader-inter-document-masking attention stays within documents.
+    The provider returns three iterators, with None for a split that is not given. The provider
+    takes batch size, context length and the data-parallel rank from Megatron. On a rank that never
+    reads its iterators the feed has no thread and no connection. With
+    --dataloader-inter-document-masking attention stays within documents.
     target means what it does for RemoteBatches.
-    valid and test have arguments of the feeds for validation and test that differ, such as
-    {"dataset": "val"}.
-    options are those of RemoteBatches, without device, rank, world_size, group, start and
-    num_batches.
-    Raises: InvalidRequest from the provider, if arguments of Megatron ask for what a feed cannot
-    give: with context parallelism documents cannot be masked; as for RemoteBatches.
+    valid and test are mappings with the arguments in which the feeds for validation and test differ
+    from the training feed, such as {"dataset": "val"}. options are arguments of RemoteBatches,
+    except device, rank, world_size, group, start and num_batches.
+    Raises: InvalidRequest from the provider if arguments of Megatron ask for what a feed cannot
+    give (such as document masking together with context parallelism), and the errors of
+    RemoteBatches.
     """
 
     def provider(sample_counts: Any, vp_stage: int | None = None) -> Splits:

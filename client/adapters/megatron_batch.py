@@ -1,4 +1,6 @@
-"""What Megatron-LM and Megatron Bridge have in common in a batch. Imports neither."""
+"""The arrays of a batch that both Megatron-LM and Megatron Bridge take. This module imports
+neither.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ def lm_arrays(batch: RichBatch, *, restarts: bool) -> dict[str, torch.Tensor]:
     """Return tokens, labels and position_ids, int64[B, T], and loss_mask, float32[B, T]; labels are
     0 where the mask is 0.
 
-    restarts: says whether positions are those within documents, instead of those within rows.
-    Raises: InvalidRequest if documents are needed and not known.
+    restarts: says whether position_ids count within documents instead of within rows. Raises:
+    InvalidRequest if they do, and a dataset does not know where its documents begin.
     """
     x, y = batch
     positions = batch.positions if restarts else torch.arange(x.shape[1]).repeat(x.shape[0], 1)

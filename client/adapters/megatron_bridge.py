@@ -1,11 +1,11 @@
-"""A dataset of Megatron Bridge.
+"""An adapter for Megatron Bridge: a dataset that its configuration takes.
 
     config.dataset = FeedProvider(
         target="host:50051", micro_batch_size=config.train.micro_batch_size, seq_length=4096
     )
 
-Bridge saves and restores the position for each data-parallel rank, and refuses a larger
-data-parallel size than that of the checkpoint.
+Bridge saves and restores the position of the feed for each data-parallel rank. Bridge refuses to
+resume with a larger data-parallel size than the checkpoint has.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from .megatron_batch import lm_arrays
 class FeedProvider(DatasetProvider):  # type: ignore[misc]
     """A feed as the dataset of a ConfigContainer.
 
-    target: means what it does for RemoteBatches.  micro_batch_size: rows of a batch of a rank.
-    seq_length: the context length.  options: other arguments of RemoteBatches, without device,
-    rank, world_size, group and num_batches.  valid, test: arguments of the feeds for validation and
-    test that differ, such as {"dataset": "val"}; None for none.  documents: says whether attention
-    stays within documents, which have to be known; a batch is one row then.
+    target: means what it does for RemoteBatches.
+    micro_batch_size: is the number of rows in a rank's batch.
+    seq_length: is the context length.
+    options: has other arguments of RemoteBatches, except device, rank, world_size, group and
+    num_batches.
+    valid, test: have the arguments in which the feeds for validation and test differ from the
+    training feed, such as {"dataset": "val"}; with None there is no such feed.
+    documents: says whether attention stays within documents; the datasets then have to know where
+    documents begin, and a batch has one row.
     """
 
     target: Targets
@@ -48,9 +52,9 @@ class FeedProvider(DatasetProvider):  # type: ignore[misc]
     def build_datasets(self, context: Any) -> tuple[FeedBatches | None, ...]:
         """Return the iterators of the three splits; does no I/O.
 
-        context: as Bridge passes it: the data-parallel ranks are those of its process groups.
-        Raises: InvalidRequest if documents cannot be kept apart, or the position could not be
-        saved; as for RemoteBatches.
+        context: is what Bridge passes; the data-parallel ranks are taken from its process groups.
+        Raises: InvalidRequest if documents cannot be kept apart, or if Bridge could not save the
+        position of the feed; and the errors of RemoteBatches.
         """
         groups = context.pg_collection
         virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
@@ -105,5 +109,7 @@ class FeedBatches(Iterator[dict[str, Any]]):
         return self.feed.state_dict()
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state of any rank.  Raises: as `load_state_dict` of RemoteBatches."""
+        """Resume from the state of any rank. Raises: the errors of `load_state_dict` of
+        RemoteBatches.
+        """
         self.feed.load_state_dict(state)

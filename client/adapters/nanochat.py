@@ -1,7 +1,9 @@
-"""nanochat's loaders: two functions with arguments, batches and state as in nanochat/dataloader.py.
+"""An adapter for nanochat: two functions that take the arguments of nanochat/dataloader.py, and
+give the same form of batches and state.
 
-nanochat reads a batch ahead, and saves the state that came with it: it has to be the state before
-that batch. It logs `epoch`, `pq_idx` and `rg_idx` of it. Its models ignore the target -1.
+nanochat reads one batch ahead, and saves the state that came with this batch. So each batch has to
+come with the state before it. nanochat logs the keys `epoch`, `pq_idx` and `rg_idx` of the state.
+The models of nanochat ignore targets that are -1.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ StatefulBatches = Iterator[tuple[Tensor, Tensor, dict[str, Any]]]
 
 
 class Loaders(NamedTuple):
-    """Under the names that scripts/base_train.py imports:
+    """The two loaders, for the names that scripts/base_train.py imports:
 
         (
             tokenizing_distributed_data_loader_with_state_bos_bestfit,
             tokenizing_distributed_data_loader_bos_bestfit,
         ) = loaders(partial(RemoteBatches, "host:50051", dataset="web"), ...)
 
-    with_state: yields inputs, targets and the state before them.  without_state: yields the first
-    two.  Both take (tokenizer, B, T, split, device=..., resume_state_dict=...).
+    with_state: yields inputs, targets, and the state before this batch.
+    without_state: yields inputs and targets.  Both loaders take (tokenizer, B, T, split,
+    device=..., resume_state_dict=...).
     """
 
     with_state: Callable[..., StatefulBatches]
@@ -43,9 +46,10 @@ def loaders(
 ) -> Loaders:
     """Return the loaders of two feeds.
 
-    train, validation: make the feed of a split, of batch_size=, context_length= and device=, such
-    as partial(RemoteBatches, "host:50051", dataset="web", order="shuffled"). Each evaluation reads
-    the validation from its beginning. Neither may end: nanochat counts steps by itself.
+    train, validation: are functions that make the feed of a split from batch_size=, context_length=
+    and device=, such as partial(RemoteBatches, "host:50051", dataset="web", order="shuffled"). Each
+    evaluation reads the validation feed from its beginning. Neither feed may have an end, since
+    nanochat counts the steps itself.
     """
 
     def with_state(

@@ -1,12 +1,13 @@
-"""A data loader of OLMo-core's Trainer, which rules its epochs, batch size and state.
+"""An adapter for OLMo-core: a data loader whose epochs, batch size and state OLMo-core's Trainer
+controls.
 
     data_loader = FeedDataLoader(
         train_module, "host:50051", 4096, global_batch_size=2**22, work_dir="/tmp", order="shuffled"
     )
     trainer = trainer_config.build(train_module, data_loader)
 
-Each rank reads the rows of its data-parallel rank. The state is the same on all ranks, so a
-checkpoint resumes at another number of ranks, and after the batch size was changed.
+Each rank reads the rows of its data-parallel rank. The state is the same on all ranks, so a run can
+resume from a checkpoint with another number of ranks or another batch size.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ..transport.addresses import Targets
 class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
     """A feed as the data loader of a Trainer.
 
-    An epoch of the trainer is one of the feed, without the rows that fill no batch of all ranks. A
-    mixture, "random" and a feed with num_batches have one epoch alone: where they end the trainer
-    ends too, on all ranks, whatever its max_duration.
+    An epoch of the trainer is an epoch of the feed, without the last rows, which do not fill a
+    batch on all ranks. A mixture, the order "random" and a feed with num_batches have only one
+    epoch: where the feed ends, the trainer ends too, on all ranks, whatever its max_duration is.
     """
 
     @takes(RemoteOptions)
@@ -49,13 +50,14 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
     ) -> None:
         """Describe the batches; does no I/O.
 
-        train_module is the one that the trainer gets: it has the data-parallel group.
+        train_module is the one that the trainer gets; the data-parallel group is taken from it.
         target and context_length mean what they do for RemoteBatches.
         global_batch_size counts tokens of a step on all ranks, as OLMo-core has it.
         work_dir is required by OLMo-core; nothing is written there.
-        doc_lens says whether batches have doc_lens where the datasets know their documents, so that
-        attention keeps documents apart. Flash backends can; with torch's the trainer refuses it.
-        options are those of RemoteBatches, without device, rank, world_size and group.
+        doc_lens says whether batches have doc_lens, so that attention keeps documents apart, where
+        the datasets know their documents. Flash backends use doc_lens; with torch's attention the
+        trainer refuses it. options are arguments of RemoteBatches, except device, rank, world_size
+        and group.
         Raises: InvalidRequest, naming the argument and its limit; as for RemoteBatches.
         """
         group = train_module.dp_process_group
@@ -118,7 +120,7 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
         return arrays
 
     def get_mock_batch(self) -> dict[str, Any]:
-        """Return a batch of zeros, for a dry run; nothing is read."""
+        """Return a batch of zeros for a dry run, without reading from the feed."""
         shape = self._rows // self.dp_world_size, self._context_length
         return {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
 
@@ -126,7 +128,8 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
 
     @property
     def total_batches(self) -> int | None:
-        """Batches of an epoch; None for a feed without end. Waits until the dataset is described.
+        """The number of batches in an epoch; None for a feed without end. This waits until a server
+        has described the dataset.
 
         Raises: InvalidRequest if an epoch has no batch; as for iterating a feed.
         """
@@ -139,9 +142,8 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
         return count
 
     def reshuffle(self, epoch: int | None = None, **_: Any) -> None:
-        """Begin an epoch, from 1. If the feed has ended, the trainer ends too.
-
-        epoch: is the next one by default.
+        """Begin an epoch. If the feed has ended, the trainer ends too. epoch: is the number of the
+        epoch, from 1; by default the next one.
         """
         self._epoch: int = (self._epoch or 0) + 1 if epoch is None else epoch
         if self._has_ended:
@@ -150,8 +152,9 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
 
     @property
     def global_batch_size(self) -> int:
-        """Tokens of a step on all ranks. A callback of the trainer may change it by an integer
-        factor, between two batches.  Raises: InvalidRequest unless each rank has whole rows.
+        """The number of tokens of a step on all ranks. A callback of the trainer may change this
+        number by an integer factor, between two batches.
+        Raises: InvalidRequest unless each rank gets whole rows.
         """
         tokens: int = self._global_batch_size
         return tokens
@@ -166,7 +169,9 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
         self.feed.load_state_dict(state)
 
     def global_num_tokens_in_batch(self, batch: dict[str, Any]) -> int:
-        """Return the tokens of a batch on all ranks, with those that are no targets."""
+        """Return the number of tokens of a batch on all ranks, including tokens that are no
+        targets.
+        """
         return self.global_batch_size
 
     # --- state ---
@@ -180,10 +185,8 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state of any rank.
-
-        Raises: InvalidRequest for a state of another data loader; as `load_state_dict` of
-        RemoteBatches.
+        """Resume from the state of any rank. Raises: InvalidRequest for a state of another data
+        loader, and the errors of `load_state_dict` of RemoteBatches.
         """
         if "feed" not in state_dict:
             problem = "is of another data loader; begin a new run, or at a start_sample"

@@ -1,4 +1,5 @@
-"""A dataloader of torchtitan, by the contract that the installed release has.
+"""An adapter for torchtitan: a dataloader that follows the interface of the installed torchtitan
+release.
 
     def llama3_on_a_feed() -> Trainer.Config:
         config = llama3_debugmodel()
@@ -6,10 +7,10 @@
         config.dataloader = FeedDataLoader.Config(target="host:50051", options=options)
         return config
 
-torchtitan 0.3 takes rows, [B, T]. Later it takes one flat sequence of all rows, then the number of
-targets too, then all of this as a dataclass. Flex and varlen attention keep documents apart by
-positions, and torchtitan builds no language model with another one. The state is the same on all
-ranks, so that a checkpoint resumes at another data-parallel degree.
+torchtitan 0.3 takes rows, [B, T]. Later releases take one flat sequence of all rows, then also the
+number of targets, and finally all of this as a dataclass. Flex and varlen attention keep documents
+apart by positions, and torchtitan builds its language models only with these two. The state is the
+same on all ranks, so that a run can resume from a checkpoint with another data-parallel degree.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _COUNTS_TARGETS = collators is not None and "num_valid_tokens" in inspect.getsou
 
 
 class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
-    """A feed as the dataloader of a Trainer; torchtitan builds it from its Config."""
+    """A feed as the dataloader of a Trainer; torchtitan builds it from the dataloader's Config."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
@@ -116,8 +117,9 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
         return self.feed.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state of any rank; without one, as in a checkpoint of weights alone, do
-        nothing.  Raises: as `load_state_dict` of RemoteBatches.
+        """Resume from the state of any rank; if the state is empty, as in a checkpoint of weights
+        alone, do nothing.
+        Raises: the errors of `load_state_dict` of RemoteBatches.
         """
         if state_dict:
             self.feed.load_state_dict(state_dict)

@@ -1,8 +1,10 @@
-"""The Trainer of transformers on feeds: each rank trains on its own rows, and its checkpoints say
-behind which batch. Trainers that are built on it, such as that of trl.py, take this one as a base.
+"""An adapter for the Trainer of transformers. Each rank trains on its own rows, and checkpoints
+have the state of the feed after the last batch that was trained on. Adapters for other trainers
+that are subclasses of Trainer, such as trl.py, use this one as a base class.
 
-The Trainer gets a loader of numbers, one for each batch, which it may count and skip. The batches
-come from the feed: nothing can distribute them among ranks, or skip them once more.
+The Trainer gets a loader that yields numbers, one for each batch, which it may count and skip. The
+batches themselves come from the feed, so the Trainer cannot distribute them among ranks, or skip
+them a second time.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         trainer = FeedTrainer(model, args, train_dataset=feed, eval_dataset=validation)
         trainer.train()
 
-    A checkpoint has the state of the feed behind the last step, and `train` with
-    `resume_from_checkpoint` loads it, on any number of ranks. `max_steps` is as of a plain loop;
-    else `num_train_epochs` counts epochs of the feed. Training ends before a step for which a rank
-    has too few batches.
+    A checkpoint has the state of the feed after the last step, and `train` with
+    `resume_from_checkpoint` loads this state, on any number of ranks. The training takes
+    `max_steps` steps; without `max_steps`, `num_train_epochs` counts epochs of the feed. Training
+    ends before a step for which a rank has too few batches.
     """
 
     _stand_in: Any = range(0)
@@ -104,15 +106,17 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
     # --- training ---
 
     def feed_state(self) -> dict[str, Any]:
-        """Return the state of the feed behind the last batch that the weights have learned; that of
-        a step which was interrupted is before it.
+        """Return the state of the feed after the last batch that the weights were trained on.
+        After a step that was interrupted, it is the state before that step.
         """
         if self._in_hand:
             return dict(self._in_hand[0].state_before)
         return self._training_feed.state_dict()
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of numbers. `get_batch_samples` takes as many batches."""
+        """Return a loader that yields numbers; `get_batch_samples` takes one batch of the feed for
+        each number.
+        """
         feed, args = self._training_feed, self.args
         # It skips numbers of this loader, and so ends epochs and evaluates where it would have.
         args.ignore_data_skip = False
@@ -131,7 +135,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Return the batches of one step, and how many targets they have on all ranks."""
+        """Return the batches of one step, and the number of their targets on all ranks together."""
         if epoch_iterator is not self._numbers:
             self._numbers, self._batches = epoch_iterator, self._training_feed.batches()
         wanted = len(list(islice(epoch_iterator, num_batches)))
@@ -192,10 +196,10 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
     # --- evaluation ---
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate; the loss on a feed is the mean over the targets of all its rows on all ranks.
-
-        eval_dataset: is as for the constructor, by default the one that it got.
-        Raises: InvalidRequest for a feed that has no end, or is the one that is trained on.
+        """Evaluate the model; the loss on a feed is the mean over the targets of all its rows on
+        all ranks.
+        eval_dataset: is what the constructor takes, and by default what the constructor got.
+        Raises: InvalidRequest for a feed without an end, and for the feed that is trained on.
         """
         kept = self.eval_dataset
         if _feeds_of(eval_dataset):
@@ -207,9 +211,9 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
             self.eval_dataset = kept
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the batches of a feed by the names of the model, or what the Trainer returns.
-
-        eval_dataset: is as for `evaluate`, or the name of one of several.
+        """Return the batches of a feed, under the argument names of the model; for another dataset
+        return what the Trainer returns. eval_dataset: is what `evaluate` takes, or the name of one
+        of several datasets.
         """
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         found = self.eval_dataset[found] if isinstance(found, str) else found
@@ -243,7 +247,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         return output
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Add up the loss of a batch of a feed, and its targets."""
+        """Add the loss of a batch, and its number of targets, to the sums of this evaluation."""
         if self._losses is None:
             return super().prediction_step(model, inputs, *args, **kwargs)
         count = (inputs["shift_labels"] != IGNORED_TARGET).sum().to(self.args.device)

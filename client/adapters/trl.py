@@ -1,7 +1,8 @@
-"""The SFTTrainer of TRL on feeds of packed rows.
+"""An adapter for the SFTTrainer of TRL, which trains on feeds of packed rows.
 
-What it would do to a dataset was done by `tokenfeed ingest` and the feed: tokens, the chat
-template, masks of prompts and of all but the assistant, packing. So it gets a stand-in to prepare.
+SFTTrainer usually prepares a dataset: it applies the chat template, tokenizes, masks what is not a
+target, and packs. Here `tokenfeed ingest` and the feed have done all of that, so SFTTrainer gets a
+stand-in dataset to prepare.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class FeedSFTTrainer(FeedTrainer, SFTTrainer):  # type: ignore[misc]
 
         trainer = FeedSFTTrainer(model, args, train_dataset=feed, processing_class=tokenizer)
 
-    Where documents begin has to be known in all datasets of the feed. `max_length` and
-    `dataset_num_proc` mean nothing, for nothing is prepared. Arguments that prepare a dataset are
-    refused, and the error names what has their place.
+    All datasets of the feed have to know where their documents begin. `max_length` and
+    `dataset_num_proc` are ignored, since no dataset is prepared. Arguments that prepare a dataset
+    are refused, and the error names what to use instead.
     """
 
     _stand_in = Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})

@@ -52,11 +52,12 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
             ...
 
     Yields (x, y): contiguous arrays of shape (batch_size, context_length); y is x shifted by one
-    token. They are writable, and belong to the caller. Everything else is as for RemoteBatches,
-    and both give the same tokens: a state of one of them loads into the other.
+    token. The arrays are writable, and belong to the caller. In all else a NumpyBatches is like a
+    RemoteBatches. The two classes give the same tokens, and a state of one of them loads into the
+    other.
 
-    For one consumer thread. Any thread may call `state_dict`, `history`, `position`, `stats` and
-    `close`.
+    One thread may iterate over a feed. Any thread may call `state_dict`, `history`, `position`,
+    `stats` and `close`.
     """
 
     @takes(NumpyOptions)
@@ -69,8 +70,8 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
     ) -> None:
         """Describe a stream of batches; does no I/O.
 
-        target, batch_size and context_length mean what they do for RemoteBatches, and Raises: is
-        the same. With JAX, and batches that are sharded over all processes, pass
+        target, batch_size and context_length mean what they do for RemoteBatches, and the same
+        errors are raised. With JAX, and batches that are sharded over all processes, pass
         rank=jax.process_index() and world_size=jax.process_count().
         """
         own = checked(NumpyOptions, options, "NumpyBatches")
@@ -83,8 +84,9 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
         """Copy the next batch into the caller's arrays, such as shared memory.
 
         x, y: [batch_size, context_length], int64 or int32, contiguous and writable.
-        Returns: False at the end, with both unchanged.
-        Raises: InvalidRequest if shape, type or memory do not fit.
+        Returns: True, or False if the feed has ended; x and y are then unchanged.
+        Raises: InvalidRequest if an array has another shape or type, or is not contiguous and
+        writable.
         """
         require_arrays_fit(self._shape, x, y)
         return self._next(self._plain, (x, y)) is not None

@@ -50,12 +50,13 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
             ...
 
     Yields (x, y): contiguous integer tensors of shape (batch_size, context_length) on device; y is
-    x shifted by one token, int64. They belong to the caller. The feed is an iterator: a second
-    `for` continues after the last delivered batch. Nothing is sent before the first `next`; from
-    then on a thread prefetches. `close()`, or the end of a `with` block, stops it.
+    x shifted by one token, int64. The tensors belong to the caller. The feed is an iterator: a
+    second `for` continues after the last delivered batch. The feed sends no request before the
+    first `next`; from then on a thread prefetches batches. `close()`, or the end of a `with` block,
+    stops this thread.
 
-    For one consumer thread. Any thread may call `state_dict`, `history`, `position`, `stats` and
-    `close`.
+    One thread may iterate over a feed. Any thread may call `state_dict`, `history`, `position`,
+    `stats` and `close`.
     """
 
     @takes(RemoteOptions)
@@ -74,14 +75,15 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         "file:a.bin,b.bin" is one corpus, "file:web=web/,code=code/" are two. Or objects:
         "s3://BUCKET/KEY", "gs://BUCKET/KEY", "az://CONTAINER/KEY", "https://HOST/PATH".
         batch_size counts rows per rank, in [1, 2^20].
-        context_length counts tokens of x, in [1, longest file). Several, by the sample or the
-        tokens where each is asked for, such as {0: 4096, "2e11 tokens": 32768}, begin as of
-        change_context_length, and batches keep their tokens.
+        context_length counts tokens of x in a row, in [1, longest file). A mapping such as {0:
+        4096, "2e11 tokens": 32768} changes the length during the run, from the given samples or
+        numbers of tokens on, as change_context_length does; the number of tokens of a batch stays
+        the same.
 
         Raises: InvalidRequest, SamplesExhausted or NotFound (order), naming the argument and its
-        limit.
-        Iterating raises RequestError if the server refuses, CorpusError, and Unreachable after
-        timeouts.reconnect_seconds.
+        limit. Iterating raises RequestError if the server refuses the request, CorpusError if the
+        files of the server cannot be used, and Unreachable after timeouts.reconnect_seconds without
+        an answer.
         """
         own = checked(RemoteOptions, options, "RemoteBatches")
         # Before the feed is counted as one that all ranks have.
@@ -102,9 +104,10 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
     def copy_into(self, x: torch.Tensor, y: torch.Tensor) -> bool:
         """Copy the next batch into the caller's tensors, such as the static inputs of a CUDA graph.
 
-        x, y: [batch_size, context_length], int64 or int32, on the feed's device.  On CUDA the work
-        is enqueued on the current stream.  Returns: False at the end, with both unchanged.
-        Raises: InvalidRequest if shape, type or device do not fit.
+        x, y: [batch_size, context_length], int64 or int32, on the feed's device.  On CUDA the copy
+        is enqueued on the current stream.
+        Returns: True, or False if the feed has ended; x and y are then unchanged.
+        Raises: InvalidRequest if a tensor has another shape, type or device.
         """
         self._device = indexed(self._device)
         for name, tensor in (("x", x), ("y", y)):

@@ -40,8 +40,8 @@ def validation_feeds(
     sources: Iterable[str] | Mixture,
     **options: Unpack[ValidationOptions],
 ) -> ValidationFeeds:
-    """Return a feed for each of several datasets, to evaluate a model on each by itself; does no
-    I/O.
+    """Return one feed for each of several datasets, to evaluate a model on each dataset separately.
+    This does no I/O.
 
         feeds = validation_feeds("host:50051", 32, 2048, ["web-val", "code-val"], device="cuda:0")
         for name, batches in feeds.items():
@@ -49,16 +49,17 @@ def validation_feeds(
                 ...
 
     Each `for x, y` reads all windows of one dataset once, from the first on. All ranks get the same
-    number of batches. Rows that fill up the last batch have y = -100 throughout, so that a loss
-    ignores them. A feed connects when it is first read, and between two evaluations it has no open
-    stream. Servers with another corpus than at its first evaluation are refused.
-    With order="shuffled" the first batches are a sample of the dataset.
+    number of batches. If the last batch is not full, it is filled up with rows that have y = -100
+    throughout, so that a loss ignores them. A feed connects when it is first read, and between two
+    evaluations it has no open stream. In later evaluations a feed refuses servers whose corpus
+    differs from that of its first evaluation. With order="shuffled" the first batches are a random
+    sample of the dataset.
 
     target, batch_size and context_length mean what they do for RemoteBatches.
-    sources names the datasets: a list of names, a mapping whose keys are names, such as the
-    weights of a mixture, or a Mixture, whose sources are then all taken.
+    sources names the datasets: a list of names, a mapping whose keys are names (such as the weights
+    of a mixture), or a Mixture, all of whose sources are taken.
     Raises: InvalidRequest or NotFound (order), naming the argument and its limit. Iterating raises
-    NotFound for a dataset that is not served, and else like RemoteBatches.
+    NotFound if the servers do not have the dataset, and otherwise the errors of RemoteBatches.
     """
     given: ValidationOptions = {"order": _ORDER, **options}
     names, listed = _names(sources), checked(ValidationOptions, given, "validation_feeds")

@@ -172,17 +172,18 @@ class BatchAttributes(ABC, Generic[Array]):
         return self._delivered(np.arange(x.shape[1]) >= counts[:, np.newaxis])
 
     def as_kwargs(self, framework: str) -> dict[str, Any]:
-        """Return what the forward of a model takes, by the names of its framework:
+        """Return the keyword arguments that a framework's model takes in its forward method:
 
             loss = model(**batch.as_kwargs("transformers")).loss
 
-        framework: "transformers": input_ids, labels and shift_labels (both y: without the second
-        one the model would shift them once more, and without the first it returns no loss), and
-        use_cache=False. Where the batch knows its documents also position_ids, by which eager, sdpa
-        and flex attention keep them apart, and cu_seq_lens_q, cu_seq_lens_k, max_length_q and
-        max_length_k, which flash attention needs for more than one row.
-        Raises: InvalidRequest for another name; or if rows hold pieces of documents, and not all
-        datasets of the stream know theirs.
+        framework: has to be "transformers". The arguments are then input_ids, use_cache=False, and
+        y as both labels and shift_labels: without shift_labels the model would shift y once more,
+        and without labels it returns no loss. If the batch knows where documents begin, there are
+        also position_ids, by which eager, sdpa and flex attention keep documents apart, and
+        cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k, which flash attention needs for
+        more than one row.
+        Raises: InvalidRequest for another framework; or if rows hold pieces of documents, and one
+        of the stream's datasets does not know where its documents begin.
         """
         if framework not in FRAMEWORKS:
             problem = f"{framework!r} is not known, only {', '.join(FRAMEWORKS)}"
@@ -220,23 +221,25 @@ class BatchAttributes(ABC, Generic[Array]):
         return self._known_documents("max_seqlen").max_seqlen
 
     def cu_seqlens_fixed(self, size: int | None = None, max_seqlen: int | None = None) -> Array:
-        """Return cu_seqlens in a shape that is the same for each batch: int32 [size], filled up
-        with B * T. Documents longer than max_seqlen are cut into pieces of max_seqlen.
+        """Return cu_seqlens in a shape that is the same for every batch: int32 [size], padded with
+        B * T. Documents longer than max_seqlen are cut into pieces of max_seqlen.
 
-        size: by default one that no batch exceeds, B * T + 1 unless a limit of documents in a row
-        is known.  max_seqlen: by default T; pass the same to the attention.
-        Raises: InvalidRequest if this batch does not fit.
+        size: is the length of the array; the default is large enough for every batch: B * T + 1, or
+        less if the number of documents in a row is limited.
+        max_seqlen: is the maximum length of a document, by default T; pass the same value to the
+        attention.
+        Raises: InvalidRequest if the documents of this batch do not fit into size.
         """
         documents = self._known_documents("cu_seqlens_fixed")
         return self._delivered(documents.cu_seqlens_fixed(size, max_seqlen))
 
     def cu_seqlens_rows(self) -> Array:
-        """Return where documents begin in each row: int32 [B, n], from 0, filled up with T."""
+        """Return where documents begin in each row: int32 [B, n], from 0, padded with T."""
         return self._delivered(self._known_documents("cu_seqlens_rows").cu_seqlens_rows())
 
     def doc_lens(self) -> tuple[Array, list[int]]:
-        """Return the lengths of each row's documents, int32 [B, n], filled up with 0; and the
-        longest of each row, as Python ints.
+        """Return the lengths of the documents in each row, int32 [B, n], padded with 0; and for
+        each row the length of its longest document, as Python ints.
         """
         lengths, longest = self._known_documents("doc_lens").doc_lens()
         return self._delivered(lengths), longest

@@ -23,8 +23,8 @@ class RichBatch(BatchAttributes[torch.Tensor]):
         x, y = batch
         loss = model(x, y, positions=batch.positions)
 
-    x, y: [B, T], as a feed yields them; y is int64. Every tensor is on their device; tokens and
-    positions are int64.
+    x, y: [B, T], as a feed yields them; y is int64. All other tensors are on the device of x;
+    tokens and positions are int64.
     """
 
     def _delivered(self, array: npt.NDArray[Any]) -> torch.Tensor:

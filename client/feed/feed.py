@@ -98,24 +98,25 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     def batches(self) -> Iterator[Rich]:
         """Return an iterator over batches that carry more than x and y: whole rows, documents,
-        source and sample of each row, and states; BatchAttributes lists all. Each still unpacks as
-        x, y; the rest is computed when it is accessed.
+        source and sample of each row, and states. The class BatchAttributes lists all attributes.
+        Each batch still unpacks as x, y; an attribute is computed when it is first accessed.
 
             for batch in feed.batches():
                 x, y = batch
                 loss = model(x, y, positions=batch.positions)
 
-        If a dataset does not know where its documents begin, attributes that need this raise
-        InvalidRequest. A second `for` continues after the last delivered batch.
+        If a dataset does not know where its documents begin, the attributes that depend on
+        documents raise InvalidRequest. A second `for` continues after the last delivered batch.
         Raises: as for iterating.
         """
         self._carry_more()
         return iter(partial(self._next, self._enriched), None)
 
     def skip(self, samples: int) -> None:
-        """Skip the next samples, of all ranks together: to jump over a loss spike.
+        """Skip the next samples of all ranks, for example to jump over a loss spike.
 
-        samples: how many; every rank has to skip the same number.
+        samples: says how many samples of all ranks together are skipped; every rank has to pass the
+        same number.
         Raises: InvalidRequest if samples is negative or no integer; SamplesExhausted if the next
         sample would be above 2^63.
         """
@@ -127,25 +128,28 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         self._seek(self._cursor.sample + samples)
 
     def change_mixture(self, weights: Mapping[str, float], at_sample: int | None = None) -> int:
-        """Change the weights of the mixture from a sample on, until the next stage that was given
-        to Mixture.
+        """Change the weights of the mixture from a sample on. The change lasts until the next stage
+        that was given to Mixture.
 
-        Prefetched rows are read again. The state has the change: a feed of the same mixture that
-        loads the state has the change too. To ask for the same change again changes nothing;
-        another change that would begin at the same sample replaces the first one.
-        weights: as for Mixture. Sources without a weight pause; new datasets may be named.
-        at_sample: from which sample on, behind all that was delivered; by default as soon as
-        possible. With several ranks it is required, and each rank has to call this before it
-        reaches at_sample. With torch.distributed the ranks wait for each other, and compare;
-        without it each rank changes by itself.
-        Returns: the sample from which on these weights are in force: the first end of a block at or
-        above at_sample, one block later if a stage of the mixture begins just there, or an earlier
-        sample if they are in force already.
-        Raises: InvalidRequest if this is no mixture, the feed is closed, weights or at_sample are
-        not valid, or no whole block is left for these weights or for a later stage; StreamMismatch
-        if ranks ask for different changes, or one of them cannot change; Unreachable if a rank does
-        not call this within 480 s, or the ranks cannot be compared; as for iterating, if new
-        datasets cannot be read.
+        Rows that were prefetched are read again. The state records the change, so a feed of the
+        same mixture that loads the state makes the same change. A second call with the same change
+        does nothing; another change that would begin at the same sample replaces the first one.
+        weights: are given as for Mixture. Sources without a weight pause; new datasets may be
+        named.
+        at_sample: is the first sample that the change may affect, after all delivered samples; by
+        default the change begins as soon as possible. With several ranks at_sample is required, and
+        each rank has to call this method before it reaches that sample. With torch.distributed the
+        ranks wait for each other in this call, and compare their changes; without it each rank
+        changes by itself.
+        Returns: the sample from which on the new weights are in force: the first end of a block at
+        or above at_sample, or one block later if a stage of the mixture begins just there, or an
+        earlier sample if the weights were in force already.
+        Raises: InvalidRequest if this feed has no mixture or is closed, if weights or at_sample are
+        not valid, or if no whole block is left for the new weights or for a later stage;
+        StreamMismatch if the ranks ask for different changes, or if one rank cannot make the
+        change; Unreachable if a rank does not call this method within 480 s, or if the ranks cannot
+        compare their changes. If a new dataset cannot be read, the errors of iterating over a feed
+        are raised.
         """
         stream = self._stream
         if not stream.definition.is_mixture:
@@ -160,31 +164,36 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     def change_context_length(
         self, context_length: int, at_sample: int | None = None, *, batch_size: int | None = None
     ) -> int:
-        """Change the context length from a sample on: to train the end of a run on longer rows.
+        """Change the context length from a sample on, for example to train the end of a run on
+        longer rows.
 
             feed.change_context_length(32_768, at_sample=feed.position.samples + 100_000)
 
-        In the order "blocks" the feed goes on with the next group of blocks, or behind the last
-        one with the next epoch, so that no target of a whole block is left out or comes twice; in
-        "random" at once. Every other order of windows can change only between two epochs.
-        A mixture changes at the first end of a block, and keeps its weights. There each source goes
-        on with its next group, and the rest of its present one is left out; the log says how much.
-        Prefetched rows are read again. A batch has rows of one length: the last one before the
-        change is filled up with rows whose y is -100 throughout, which have no sample. From then on
-        x and y have another shape.
-        The state has the change: a feed with the same arguments that loads the state has it too,
-        and so has one of the new context length, once it is in force. To ask for the same change
-        again changes nothing; another one that would begin at the same sample replaces it.
-        context_length: T of the rows from there on.  at_sample: as for `change_mixture`, counted in
-        rows; by default as soon as possible.  batch_size: rows per rank from there on. By default
-        batches keep their tokens. It is not in the state.
-        Returns: the sample from which on rows have this context length: the first end of a group,
-        or of a block of the mixture, at or above at_sample, or an earlier sample if they have it
-        already.
-        Raises: InvalidRequest if the feed has num_batches, or was given several context lengths; if
-        it is closed, an argument is not valid, batches of as many tokens have no whole rows,
-        at_sample is within an epoch of another order, rows are pieces of documents, or a source of
-        a mixture would leave out more than a group; else as for `change_mixture`.
+        In the order "blocks" the new length begins with the next group of blocks (or with the next
+        epoch, after the last group), so that no target of a whole block is left out or comes twice.
+        In "random" it begins at once. Every other order of windows can change only between two
+        epochs. A mixture changes at the first end of a block, and keeps its weights. Each of its
+        sources then goes on with its next group, and leaves out the rest of its present group; the
+        log says how much. Rows that were prefetched are read again. All rows of a batch have one
+        length, so the last batch before the change is filled up with rows that have y = -100
+        throughout, and no sample. After the change x and y have another shape. The state records
+        the change. A feed with the same arguments that loads the state makes the same change; once
+        the change is in force, a feed of the new context length may load the state too. A second
+        call with the same change does nothing; another change that would begin at the same sample
+        replaces the first one.
+        context_length: is the new number of tokens of x in a row.
+        at_sample: is the first sample (row) that the change may affect, as for `change_mixture`; by
+        default the change begins as soon as possible.
+        batch_size: is the new number of rows per rank. By default the number of tokens of a batch
+        stays the same. batch_size is not in the state.
+        Returns: the sample from which on rows have the new context length: the first end of a
+        group, or of a block of the mixture, at or above at_sample, or an earlier sample if rows had
+        this length already.
+        Raises: InvalidRequest if the feed has num_batches, was given several context lengths or is
+        closed; if an argument is not valid; if the tokens of a batch are no whole number of rows of
+        the new length; if at_sample is in the middle of an epoch of another order; if rows are
+        pieces of documents; or if a source of a mixture would leave out more than a group. The
+        errors of `change_mixture` are raised too.
         """
         stream = self._stream
         _, begin = self._change(
@@ -197,24 +206,26 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     def redact(
         self, list_hash: str, at_sample: int | None = None, dataset: str | None = None
     ) -> int:
-        """Replace the tokens of a list of ranges by a fill token from a sample on; y is -100 there.
-        No other token and no other row changes.
+        """From a sample on, replace the tokens of a list of redactions by a fill token, and set
+        their y to -100. No other token changes, and no row moves.
 
             feed.redact("1443e503...", at_sample=feed.position.samples + 100_000)
 
-        Prefetched rows are read again. The state has the redaction: a feed that loads the state has
-        it too, without a call of this. To ask for the same redaction again changes nothing. With
-        at_sample=0, before the first batch, a new run can read a corpus with erased tokens.
-        list_hash: 64 hexadecimal digits, as `tokenfeed redact` prints them. A server without that
-        list is not used until it has the list.  at_sample: as for `change_mixture`; by default the
-        first sample behind all that was delivered.  dataset: name of the dataset; required with a
-        mixture.
-        Returns: the sample from which on the redaction is in force; an earlier one if it was
-        already.
+        Rows that were prefetched are read again. The state records the redaction, so a feed that
+        loads the state makes the same redaction without a call of this method. A second call with
+        the same redaction does nothing. With at_sample=0, before the first batch, a new run can
+        read a corpus with erased tokens.
+        list_hash: is the hash of the list, 64 hexadecimal digits, as `tokenfeed redact` prints
+        them. The feed does not use a server before that server has the list.
+        at_sample: is the first sample that is redacted, as for `change_mixture`; by default the
+        first sample after all delivered samples.
+        dataset: names the dataset, and is required with a mixture.
+        Returns: the sample from which on the redaction is in force, which is earlier than at_sample
+        if the redaction was in force already.
         Raises: InvalidRequest if an argument is not valid or the feed is closed; StreamMismatch if
-        no server has the list, ranks ask for different redactions, or one of them cannot redact;
-        Unreachable if a rank does not call this within 480 s, or the ranks cannot be compared; as
-        for iterating.
+        no server has the list, if the ranks ask for different redactions, or if one rank cannot
+        redact; Unreachable if a rank does not call this method within 480 s, or if the ranks cannot
+        compare their redactions. The errors of iterating over a feed are raised too.
         """
         stream = self._stream
         changed, begin = self._change(
@@ -232,7 +243,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         return self._datasets.closed
 
     def close(self) -> None:
-        """End threads and connection. May be called twice. Iterating then stops at once."""
+        """End the threads and the connection of this feed; a loop over the feed then stops at once.
+        A second call does nothing.
+        """
         closed = None
         # A change of the mixture in another thread may bring another dataset meanwhile.
         while self._datasets is not closed:
@@ -272,16 +285,16 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     def state_dict(
         self, *, before: Mapping[str, Any] | Iterable[Any] | None = None
     ) -> dict[str, Any]:
-        """Return the position after the last delivered batch, what the feed reads, and the history,
-        as plain values, for JSON or torch.save.
+        """Return the state of the feed as plain values, for JSON or torch.save: the position after
+        the last delivered batch, the settings of the stream, and the history.
 
-        It is the same on every rank after the same number of batches. Any rank may load it, at any
-        batch size and number of ranks. If nothing was read yet, this waits for the description of
-        the corpus.
-        before: a batch that the weights have not learned yet, as of a step that was interrupted; of
-        several, the first. The state is then that before this batch. Pass the object that this feed
-        has delivered, not a copy: (x, y), x, a dict that holds x, or a batch of `batches`. A feed
-        knows its last 1,024 batches.
+        After the same number of batches, every rank has the same state. Any rank may load it, at
+        any batch size and number of ranks. If nothing was read yet, this call waits until a server
+        has described the corpus.
+        before: is a batch that the weights were not trained on yet, because its step was
+        interrupted; if there are several such batches, pass the first one. The returned state is
+        the one before this batch. Pass the object that this feed has delivered, not a copy: (x, y),
+        x, a dict that holds x, or a batch of `batches`. A feed remembers its last 1,024 batches.
         Raises: InvalidRequest if before is none of these; TokenfeedError if the corpus cannot be
         described.
         """
@@ -294,32 +307,36 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Resume from a saved position, with its history.
 
-        A state of another stream is refused, unless allow names each part that differs; the
-        differences are then logged. What was read before stays as it was.
-        allow: any of "order", "seed", "context_length", "fingerprint"; over documents
-        "long_documents" (the argument long) and "pieces" (where documents begin); "mixture" (the
-        weights before the saved sample); "planes" (loss masks, or borders that mask targets);
-        "redactions"; and "mid_epoch". A source in the order "blocks" keeps the groups of the state,
-        whatever group_tokens says.
-        num_batches: the feed still ends at the sample that was fixed when it was created.
-        Another context length: an order with epochs resumes at the same fraction of the epoch. In
-        the middle of an epoch some windows would then repeat or be left out, except for
-        "sequential" over one file; that is refused unless allow has "mid_epoch" too. The orders
-        "blocks" and "random" go on as behind `change_context_length`.
-        Mixtures: the stages of the state before the saved sample have to be those of this feed,
-        with or without changes by `change_mixture`; or this feed has a single stage, with the
-        weights in force there. Else the state is refused, or with "mixture" in allow the weights of
-        this feed begin at the first end of a block from the saved sample on. Later stages may
-        differ. Datasets that a change has brought are asked for. The context length is that with
-        which the run began, or that in force: call `change_context_length` for another one.
-        Redactions of the state stay. The state is refused if this feed has a redaction that begins
-        before the saved sample, and the state lacks it or begins it elsewhere; with "redactions" in
-        allow, it is in force from the saved sample on, or as the state says. If the
+        The feed refuses a state of another stream, unless allow names each part that differs; the
+        log then names the differences. The history of what was read before does not change.
+        allow: has any of "order", "seed", "context_length", "fingerprint"; for orders over
+        documents "long_documents" (the argument long) and "pieces" (where documents begin);
+        "mixture" (the weights before the saved sample); "planes" (loss masks, or borders that mask
+        targets); "redactions"; and "mid_epoch". A source in the order "blocks" keeps the group size
+        of the state, whatever group_tokens says. A feed with num_batches still ends at the sample
+        that was fixed when it was created.
+        Another context length: if the feed has another context length than the state, an order with
+        epochs resumes at the same fraction of the epoch. In the middle of an epoch some windows
+        would then repeat or be left out, except for "sequential" over one file; the state is
+        refused there unless allow has "mid_epoch" too. The orders "blocks" and "random" change the
+        length as `change_context_length` does.
+        Mixtures: the stages before the saved sample have to be the same in the state and in this
+        feed, with or without changes by `change_mixture`; or this feed has a single stage, with the
+        weights in force at the saved sample. Otherwise the state is refused; with "mixture" in
+        allow, the weights of this feed begin at the first end of a block from the saved sample on.
+        Later stages may differ. Datasets that `change_mixture` has added are read too. The context
+        length of this feed has to be the one with which the run began, or the one in force; for
+        another length call `change_context_length`.
+        Redactions: those of the state stay in force. The state is refused if this feed has a
+        redaction that begins before the saved sample, and the state lacks this redaction or begins
+        it at another sample; with "redactions" in allow, the redaction is in force from the saved
+        sample on, or from the sample that the state names. If the
         state has a redaction of a corpus that this feed does not read, the state is refused; with
         "redactions" in allow, that redaction is dropped.
-        Raises: StreamMismatch, naming what differs, also if ranks load different states;
-        InvalidRequest if state or allow is not valid; SamplesExhausted if the position at another
-        context length would reach 2^63; as for iterating, if datasets have to be described first.
+        Raises: StreamMismatch if the streams differ, naming the parts that do, or if the ranks load
+        different states; InvalidRequest if state or allow is not valid; SamplesExhausted if the
+        position at another context length would reach 2^63. If a server has to describe the
+        datasets first, the errors of iterating over a feed are raised.
         """
         before = self._stream
         found = resumed(before, read_state(state), allow, self)
@@ -337,22 +354,22 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             _LOG.warning("%s", message)
 
     def history(self) -> list[dict[str, Any]]:
-        """Return what this feed, and the feeds whose state it loaded, have delivered: runs of
-        batches without a break, oldest first, as plain values.
+        """Return which samples this feed, and the feeds whose state it loaded, have delivered. The
+        result is a list of runs (batches without a break), oldest first, as plain values.
 
         Each run has "first_batch" (the number of batches before the run), "first_sample",
         "end_sample", "batch_size", "world_size" and "stages": the stages in which its samples are,
         each with "first_sample", "context_length" and "sources". A source has "source" (its
         number), "dataset", "order", "seed", "fingerprint", "weight" (its samples in a block) and
-        "base" (its own sample with which the stage begins); over documents also "long_documents"
-        and "pieces", and in the order "blocks" "group_blocks". A run has "redactions" too if some
-        are in force in it.
+        "base" (which of the source's samples the stage begins with). A source in an order over
+        documents also has "long_documents" and "pieces", and a source in the order "blocks" also
+        has "group_blocks". A run in which redactions are in force also has "redactions".
         Batch k of a run has the world_size * batch_size samples of all ranks from first_sample + k
-        * world_size * batch_size on. Rows of its last batch from end_sample on were padding.
-        The history begins with the first batch of a loaded state, or of this feed. If first_batch
-        of the first run is above 0, the oldest runs were dropped: above 1,000 runs, or with old
-        stages.
-        Raises: TokenfeedError if the corpora have to be described first, and cannot be.
+        * world_size * batch_size on. In the last batch of a run, rows from end_sample on were
+        padding. The history begins with the first batch of the loaded state, or of this feed. If
+        first_batch of the first run is above 0, the oldest runs were dropped, since a history keeps
+        at most 1,000 runs, and drops runs with old stages.
+        Raises: TokenfeedError if no server can describe the corpora.
         """
         stream = self._declared()
         history = stream.told(self._cursor.now[2])
@@ -360,35 +377,39 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     @property
     def position(self) -> FeedPosition:
-        """The next sample, and its epoch. If the order has epochs, this waits until the dataset is
-        described.  Raises: TokenfeedError if it cannot be described.
+        """The index of the next sample, and the epoch of that sample. If the order has epochs, this
+        waits until a server has described the dataset.
+        Raises: TokenfeedError if no server can describe the dataset.
         """
         return self._declared().position_of(self._cursor.sample)
 
     @property
     def token_count(self) -> int:
-        """Tokens of all files of the dataset together; of a mixture, of all its sources. Waits
-        until they are described.  Raises: TokenfeedError.
+        """The number of tokens in all files of the dataset, or of all datasets of a mixture. The
+        property waits until a server has described the datasets.
+        Raises: TokenfeedError if no server can.
         """
         return sum(each.token_count for each in self._datasets.await_described())
 
     @property
     def batch_size(self) -> int:
-        """Rows in the next batch of this rank. Another one may follow a change of the context
-        length. If several were declared, this waits until the dataset is described, and raises
-        TokenfeedError.
+        """The number of rows in the next batch of this rank. The number may differ after a change
+        of the context length. If several context lengths were declared, this waits until a server
+        has described the dataset.
+        Raises: TokenfeedError if no server can.
         """
         return self._declared().settled().request.position.batch_size
 
     @property
     def context_length(self) -> int:
-        """Tokens of x in a row of the next batch; waits like `batch_size`."""
+        """The number of tokens of x in a row of the next batch. This waits as `batch_size` does."""
         return self._declared().settled().context_length
 
     @property
     def batches_left(self) -> int | None:
-        """Batches until num_batches, or max_epochs of a mixture, end this feed; None if it is
-        endless. Waits for the datasets if a mixture has max_epochs.
+        """The number of batches until this feed ends, by num_batches or by max_epochs of a mixture;
+        None if the feed is endless. With max_epochs this waits until a server has described the
+        datasets.
 
         Raises: like `position`.
         """
@@ -397,10 +418,11 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     @property
     def batches_per_epoch(self) -> int:
-        """Whole batches per rank and epoch; waits until the dataset is described.
+        """The number of whole batches of each rank in an epoch. This waits until a server has
+        described the dataset.
 
-        Raises: InvalidRequest for a mixture, for an order without epochs, or if no row fits;
-        TokenfeedError if the dataset cannot be described.
+        Raises: InvalidRequest for a mixture, for an order without epochs, or if the corpus is too
+        small for a row; TokenfeedError if no server can describe the dataset.
         """
         stream = self._declared().settled()
         stream.require_epochs()
@@ -425,17 +447,21 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
     def epoch(self, epoch: int, tail: Tail = "drop") -> OneEpoch:
         """Return one epoch as a sized iterable, with the same number of batches on every rank.
 
-        epoch: from 0.  tail: for the samples that do not fill a whole batch on all ranks: "drop"
-        leaves them out; "wrap" fills the batch with the first samples of the next epoch; "pad" does
-        the same, but these rows have y = -100 throughout, so that a loss ignores them.
-        Each `for` starts at the beginning of the epoch, except the first one after a loaded state,
-        `skip`, `start_sample` or `next` has set a position within it. The feed's position follows;
-        after the last batch it is the first sample of the next epoch.
-        If the feed is moved meanwhile, the loop raises InvalidRequest.
-        Raises: InvalidRequest for a mixture, an order without epochs, together with num_batches, or
-        if epoch or tail is not valid. `len` and iterating raise InvalidRequest if no row fits, and
-        SamplesExhausted for an epoch that would reach sample 2^63. Iterating raises InvalidRequest
-        too if the epoch began before a loaded state changed the stream; else as for the feed.
+        epoch: is the number of the epoch, from 0.
+        tail: says what happens to the last samples, which do not fill a whole batch on all ranks:
+        "drop" leaves them out; "wrap" fills the batch with the first samples of the next epoch;
+        "pad" does the same, but the added rows have y = -100 throughout, so that a loss ignores
+        them.
+        Each `for` starts at the beginning of the epoch. The exception is the first `for` after a
+        loaded state, `skip`, `start_sample` or `next` has set a position within the epoch: it goes
+        on from that position. The loop moves the feed; after the last batch the feed is at the
+        first sample of the next epoch. If something else moves the feed during the loop, the loop
+        raises InvalidRequest.
+        Raises: InvalidRequest for a mixture, for an order without epochs, for a feed with
+        num_batches, or if epoch or tail is not valid. `len` and iterating raise InvalidRequest if
+        the corpus is too small for a row, and SamplesExhausted for an epoch that would reach sample
+        2^63. Iterating also raises InvalidRequest if the epoch began before a loaded state changed
+        the stream, and the errors of iterating over the feed.
         """
         epoch = arguments.count("epoch", epoch)
         self._stream.require_epochs()
@@ -447,16 +473,18 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         return self._epoch(self, epoch, tail)
 
     def as_dataset(self) -> RowDataset[Array, Rich]:
-        """Return the rows of an epoch by their index, for frameworks that bring a sampler of their
-        own: item i is sample i of the stream, (x, y) of [T] each, in host memory.
+        """Return a dataset of the rows of an epoch, which are read by their index, for frameworks
+        that have their own sampler. Item i is sample i of the stream: (x, y) of [T] each, in host
+        memory.
 
             sampler = DistributedSampler(dataset := feed.as_dataset())
             for x, y in DataLoader(dataset, 32, sampler=sampler, num_workers=2):
                 ...
 
-        It has a connection of its own in each process, moves nothing of this feed, and needs no
-        ranks: the sampler shares the rows out. It has the redactions of this feed from its first
-        row on. device, start_step, start_sample and num_batches do not matter to it.
+        The dataset opens a connection of its own in each process, and does not move this feed. The
+        dataset needs no ranks, since the sampler distributes the rows. The redactions of this feed
+        are in force in all of its rows. The dataset ignores the arguments device, start_step,
+        start_sample and num_batches of this feed.
         Raises: InvalidRequest for a mixture or an order without epochs.
         """
         self._stream.require_epochs()

@@ -89,9 +89,11 @@ class SharedOptions(TypedDict, total=False):
             'is "shuffled" or "sequential" (each window once per epoch, one epoch after another), '
             '"random" (any window, with replacement), or "blocks" (each window once per epoch, '
             "shuffled within groups of blocks, so that few parts of the files are in use; the "
-            "context length has to be a power of two). Over documents, which have to be known: "
-            '"packed" (rows of whole pieces of documents, each once per epoch) or "padded" (one '
-            "piece a row). Their y is -100 at padding and where the next piece begins.",
+            "context length has to be a power of two). If it is known where documents begin, it "
+            "may also be "
+            '"packed" (each row has several documents, or pieces of longer ones) or "padded" (each '
+            "row has one). In these two orders each row comes once per epoch, and y is -100 at "
+            "padding and where the next document begins.",
         ),
     ]
     group_tokens: Annotated[
@@ -100,9 +102,9 @@ class SharedOptions(TypedDict, total=False):
             GROUP_TOKENS,
             group_tokens_argument,
             'counts the tokens of a group of the order "blocks", in [2^23, 2^39]: the windows of a '
-            "group are shuffled together. In a mixture it is a budget of all sources: each gets a "
-            "part by the first weight that it has, at least 2^23, and keeps it. Parts are rounded "
-            "down to powers of two.",
+            "group are shuffled together. In a mixture all sources share these tokens: each source "
+            "gets a part by its first weight, at least 2^23 tokens, and keeps this part. Parts are "
+            "rounded down to powers of two.",
         ),
     ]
     long: Annotated[
@@ -119,14 +121,16 @@ class SharedOptions(TypedDict, total=False):
         Option(
             None,
             optional_integer,
-            "is the data-parallel rank of this process. By default torch.distributed says it, else "
-            "RANK, else it is 0.",
+            "is the data-parallel rank of this process. The default is the rank of "
+            "torch.distributed, else the environment variable RANK, else 0.",
         ),
     ]
     world_size: Annotated[
         int | None,
         Option(
-            None, optional_integer, "counts data-parallel ranks. It is given together with rank."
+            None,
+            optional_integer,
+            "counts the data-parallel ranks. Pass rank and world_size together.",
         ),
     ]
     group: Annotated[
@@ -134,7 +138,8 @@ class SharedOptions(TypedDict, total=False):
         Option(
             None,
             unchecked,
-            "is a ProcessGroup or 1-D DeviceMesh that has rank and world size instead.",
+            "is a ProcessGroup or 1-D DeviceMesh from which rank and world size are taken, instead "
+            "of the two arguments.",
         ),
     ]
     loss_mask: Annotated[
@@ -151,8 +156,8 @@ class SharedOptions(TypedDict, total=False):
         Option(
             False,
             flag,
-            "says whether y is -100 too where its token begins another document than that of x. "
-            "The documents of all datasets have to be known.",
+            "says whether y is also -100 where the next token begins another document. All "
+            "datasets have to know where their documents begin.",
         ),
     ]
     redactions: Annotated[
@@ -160,9 +165,9 @@ class SharedOptions(TypedDict, total=False):
         Option(
             None,
             unchecked,
-            "is the hash of a list of redactions, as `tokenfeed redact` prints it, which is in "
-            "force from sample 0 on; or has one for each of some datasets, by their names. Rows "
-            "that need erased tokens are refused without it.",
+            "is the hash of a list of redactions, as `tokenfeed redact` prints it, or a mapping of "
+            "names of datasets to such hashes. These redactions are in force from sample 0 on. "
+            "Without them, servers refuse rows that need erased tokens.",
         ),
     ]
     prefetch_bytes: Annotated[
@@ -170,14 +175,16 @@ class SharedOptions(TypedDict, total=False):
         Option(
             PREFETCH_BYTES,
             _bytes,
-            "limits the host memory for prefetched rows. With local files at most 8 MiB of it are "
-            "used, but at least two batches, and 0 reads them without a thread.",
+            "limits the host memory for prefetched rows. With local files a feed prefetches at "
+            "most 8 MiB, but at least two batches; with 0 it reads local files without a thread.",
         ),
     ]
     timeouts: Annotated[
         Timeouts,
         Option(
-            DEFAULT_TIMEOUTS, _timeouts, "are those for one server, and for all servers together."
+            DEFAULT_TIMEOUTS,
+            _timeouts,
+            "say how long the feed waits for one server, and for all servers together.",
         ),
     ]
     credentials: Annotated[
@@ -185,7 +192,7 @@ class SharedOptions(TypedDict, total=False):
         Option(
             None,
             unchecked,
-            "are TLS files and a bearer token. Each field that is None comes from the environment "
+            "are TLS files and a bearer token. A field that is None is read from the environment "
             "(TOKENFEED_TLS_CA, and so on; see Credentials). Without tls_ca the connection is "
             "plaintext.",
         ),
@@ -196,7 +203,7 @@ class SharedOptions(TypedDict, total=False):
             None,
             unchecked,
             "names this client in server logs: printable text of up to 128 characters, such as "
-            '"run-17 rank 3". By default it is the machine\'s name and the rank.',
+            '"run-17 rank 3". The default is the machine\'s name and the rank.',
         ),
     ]
 
@@ -215,8 +222,9 @@ class FeedOptions(SharedOptions, total=False):
         Option(
             None,
             unchecked,
-            'has weights of several datasets instead, {"web": 0.7, "code": 0.3}, or is a Mixture: '
-            "of weights that change, and of sources with orders and seeds of their own.",
+            'has the weights of several datasets, such as {"web": 0.7, "code": 0.3}, in place of '
+            "dataset; or is a Mixture, whose weights may change, and whose sources may have orders "
+            "and seeds of their own.",
         ),
     ]
     fingerprint: Annotated[
@@ -224,9 +232,10 @@ class FeedOptions(SharedOptions, total=False):
         Option(
             None,
             unchecked,
-            "has 64 hexadecimal digits, as `tokenfeed describe` prints them. A server with another "
-            "corpus is refused. Without it, the client accepts the corpus of the first server that "
-            "answers, and the ranks of a process group compare their corpora.",
+            "is the expected fingerprint of the corpus, 64 hexadecimal digits, as `tokenfeed "
+            "describe` prints them. The feed refuses servers with another corpus. By default the "
+            "feed accepts the corpus of the first server that answers, and the ranks of a process "
+            "group compare their corpora.",
         ),
     ]
     start_step: Annotated[
@@ -234,7 +243,8 @@ class FeedOptions(SharedOptions, total=False):
         Option(
             0,
             count,
-            "counts batches of all ranks to begin after, at this batch size and world size.",
+            "counts the steps to skip at the beginning; a step is one batch on each rank, at this "
+            "batch size and world size.",
         ),
     ]
     start_sample: Annotated[
@@ -242,7 +252,8 @@ class FeedOptions(SharedOptions, total=False):
         Option(
             None,
             unchecked,
-            "says the same as a sample index, which depends on neither of the two sizes.",
+            "is the sample index to begin at; unlike start_step it depends on neither batch size "
+            "nor world size.",
         ),
     ]
     num_batches: Annotated[
@@ -250,7 +261,8 @@ class FeedOptions(SharedOptions, total=False):
         Option(
             None,
             optional_integer,
-            "is the length of the stream from there on; None is endless.",
+            "is the number of batches after which the feed ends, counted from its start; None "
+            "makes it endless.",
         ),
     ]
 

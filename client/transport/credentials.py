@@ -21,16 +21,17 @@ Token = str | os.PathLike[str] | Callable[[], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Credentials of a connection. Contents and paths never appear in errors or logs; repr omits
-    the token.
+    """TLS files and a bearer token for the connections to servers. The contents and paths of the
+    files never appear in errors or logs, and repr omits the token.
 
-    tls_ca: PEM file of the authorities that sign the servers' certificates; None is plaintext.
-    tls_cert, tls_key: PEM files of the client's own certificate, for servers that require one.
-    token: a bearer token, the path (a pathlib.Path) of a file with one, or a function that returns
-    one; file and function are read for each call. It is sent in plaintext only to this machine.
-    None is no token.
+    tls_ca: PEM file of the authorities that sign the servers' certificates; with None the
+    connection is plaintext. tls_cert, tls_key: PEM files of the client's certificate and its
+    private key, for servers that require a client certificate. token: a bearer token, the path (a
+    pathlib.Path) of a file with one, or a function that returns one. The file is read, or the
+    function called, for each request. Without TLS the token is sent only to servers on this
+    machine. With None no token is sent.
 
-    RemoteBatches takes fields that are None from the environment: TOKENFEED_TLS_CA,
+    For each field that is None, RemoteBatches looks at the environment: TOKENFEED_TLS_CA,
     TOKENFEED_TLS_CERT, TOKENFEED_TLS_KEY, and TOKENFEED_TOKEN or TOKENFEED_TOKEN_FILE.
     """
 
@@ -40,7 +41,7 @@ class Credentials:
     token: Token | None = field(default=None, repr=False)
 
     def require_whole(self) -> None:
-        """Raise InvalidRequest if a field requires another one that is None."""
+        """Raise InvalidRequest if a field is set without another field that it requires."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("tls_cert", "and tls_key have to be given together")
         if self.tls_cert is not None and self.tls_ca is None:
@@ -58,8 +59,8 @@ class Credentials:
         )
 
     def metadata(self, target: str) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of a call.  Raises: InvalidRequest, its subject "token", if the token
-        would be sent in plaintext, or cannot be read.
+        """Return the gRPC metadata that carries the token. Raises: InvalidRequest, its subject
+        "token", if the token would be sent in plaintext to another machine, or cannot be read.
         """
         if self.token is None:
             return ()

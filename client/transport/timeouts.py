@@ -9,13 +9,13 @@ from ..runtime.arguments import seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Timeouts for one server, and for all servers together.
+    """How long a feed waits for one server, and for all servers together.
 
-    read_seconds: how long a server may send nothing of what was requested before the client fails
-    over to the next one; in (0, a year].
-    reconnect_seconds: how long no server may answer before Unreachable is raised; in [0, a year],
-    or None for no limit. It runs only while the trainer waits for a batch, and not while a server
-    makes the rows that it waits for and its progress grows.
+    read_seconds: how long the client waits for requested rows from one server before it fails over
+    to the next server; in (0, a year].
+    reconnect_seconds: how long the feed tries all servers before it raises Unreachable; in [0, a
+    year], or None for no limit. reconnect_seconds runs only while the trainer waits for a batch,
+    and not while a server makes rows of documents and reports progress.
     Raises: InvalidRequest, naming the field.
     """
 

@@ -37,7 +37,8 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, *more: Option) -> Non
         "data",
         nargs="+",
         metavar="PATH",
-        help="the files of one dataset, as in --data of the server: files, a glob or a folder",
+        help="the files of one dataset, as tokenfeed serve --data takes them: files, a glob or a "
+        "folder",
     )
     add_options(parser, FORMAT, DTYPE, ROW_TOKENS, MIXED_SPLITS, READ, *more)
 
@@ -62,7 +63,7 @@ def add_options(group: argparse._ActionsContainer, *options: Option, by_name: bo
             )
         elif by_name or option in DELIMITERS:
             values = f": {', '.join(takes.values)}" if takes.values else ""
-            of_all = "" if option == REDACTIONS else "; for one or all datasets"
+            of_all = "" if option == REDACTIONS else "; NAME= limits it to one dataset"
             text = f"{takes.what}{values}{of_all}{_SEVERAL}{default}"
             metavar = f"[NAME=]{takes.metavar}"
             kind = partial(_of_a_dataset, option) if takes.values else str

@@ -43,13 +43,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-locate",
         action="store_true",
-        help="do not tell clients which files, documents and tokens rows are made of, nor which "
-        "rows hold a document",
+        help="refuse the requests of tokenfeed explain, find and manifest: no client learns which "
+        "files, "
+        "documents and tokens a row is made of, or which rows hold a document",
     )
     parser.add_argument(
         "--reflection",
         action="store_true",
-        help="answer gRPC server reflection, by which tools such as grpcurl find the services",
+        help="answer gRPC server reflection, so that tools such as grpcurl can list the services",
     )
     parser.add_argument(
         "--log-level",
@@ -61,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--log-format",
         choices=("text", "json"),
         default="text",
-        help="format of the log on stderr; json is one object a line (default: %(default)s)",
+        help="format of the log on stderr; json writes one object per line (default: %(default)s)",
     )
     parser.add_argument("--version", action="version", version=f"tokenfeed {__version__}")
     return parser
@@ -75,37 +76,39 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         action="append",
         required=True,
         metavar=("[NAME=]PATH", "PATH"),
-        help="a dataset: token files, a glob, or a folder, also one that tokenfeed ingest made, of "
-        "this machine or of an object store (s3://BUCKET/KEY); or text, with --tokenizer; may be "
-        "given several times",
+        help="files of a dataset to serve: token files, a glob, or a folder, such as tokenfeed "
+        "ingest makes; on this machine or in an object store (s3://BUCKET/KEY). With --tokenizer, "
+        "text files too. May be given several times, once for each dataset",
     )
     add_options(group, FORMAT, DTYPE, ROW_TOKENS, READ, *PLANE_OPTIONS, REDACTIONS, by_name=True)
     add_options(group, IMMUTABLE, MIXED_SPLITS, VOCAB_SIZE)
     add(
         "--check-all-tokens",
         action="store_true",
-        help="check every token of a corpus above 1 GiB, not a sample; needs --vocab-size",
+        help="check every token of a corpus above 1 GiB, instead of a sample of its tokens; needs "
+        "--vocab-size",
     )
     add(
         "--warm-up-bytes",
         type=int,
         metavar="BYTES",
-        help="preload datasets into memory, up to this many bytes in total; 0 disables it "
-        "(default: what fits)",
+        help="preload datasets into memory, up to this many bytes in total; 0 disables the "
+        "preloading (default: as much as fits)",
     )
     add(
         OBJECT_CACHE,
         metavar="DIR",
-        help="folder of a local disk where tokens of object stores are kept; none: they are "
-        "fetched again for each row (default: where there is a local disk: tokenfeed in "
-        "$XDG_CACHE_HOME, or in ~/.cache; else in /var/tmp)",
+        help="folder on a local disk where tokens from object stores are cached; the value none "
+        "caches nothing, so each row is fetched from the store (default: tokenfeed in "
+        "$XDG_CACHE_HOME or "
+        "in ~/.cache, else in /var/tmp, where that is a local disk)",
     )
     add(
         OBJECT_CACHE_BYTES,
         type=int,
         metavar="BYTES",
-        help="maximum size of what is kept there (default: the corpora, and at most half of what "
-        "is free)",
+        help="maximum size of the cache of --object-cache (default: the size of the corpora, but "
+        "at most half of the free disk space)",
     )
     add_prices(add)
 
@@ -114,14 +117,16 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help='tokenizer.json, or "bytes", for --data that is text (parquet, jsonl, .txt); the text '
-        "is ingested into a cache before it is served",
+        help="tokenizer.json, or the word bytes, to serve text files of --data too (parquet, "
+        "jsonl, "
+        ".txt); their text is tokenized into a cache before it is served",
     )
     group.add_argument(
         "--text-column",
         default="text",
         metavar="NAME",
-        help="column of parquet, or key of jsonl, that holds the text (default: %(default)s)",
+        help="name of the parquet column, or of the jsonl key, that holds the text (default: "
+        "%(default)s)",
     )
     group.add_argument(
         "--append-token",
@@ -131,7 +136,8 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help="folder for ingested text (default: tokenfeed in $XDG_CACHE_HOME, or in ~/.cache) and "
+        help="folder for ingested text (default: tokenfeed in $XDG_CACHE_HOME, or in ~/.cache), "
+        "and "
         f"{OPTIONS[CACHE_DIR].what.removeprefix('folder ')} (default: beside the token files)",
     )
 
@@ -157,7 +163,11 @@ def _add_addresses(group: argparse._ArgumentGroup) -> None:
     for option, text in (
         ("--tls-cert", "PEM file of the server's certificate chain; reloaded when it changes"),
         ("--tls-key", "PEM file of the private key of --tls-cert; reloaded when it changes"),
-        ("--tls-client-ca", "PEM file; accept only clients with a certificate of this authority"),
+        (
+            "--tls-client-ca",
+            "PEM file of a certificate authority; accept only clients that show a "
+            "certificate of this authority",
+        ),
         ("--token-file", "file of bearer tokens, one per line; accept only clients that send one"),
     ):
         group.add_argument(option, metavar="PATH", help=text)
@@ -186,8 +196,8 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     number(
         "--max-streams",
         default=512,
-        help="maximum number of concurrent streams (up to two threads each); further clients are "
-        "told to retry (default: %(default)s)",
+        help="maximum number of concurrent streams, each with up to two threads; further clients "
+        "are told to retry (default: %(default)s)",
     )
     number(
         "--max-streams-per-peer",
@@ -202,7 +212,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     seconds(
         "--drain-seconds",
         default=2.0,
-        help="maximum number of seconds from SIGTERM to exit (default: %(default)s)",
+        help="maximum number of seconds from SIGTERM until the server exits (default: %(default)s)",
     )
 
 
@@ -213,7 +223,7 @@ def _add_status(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="PORT",
         help="serve metrics for Prometheus at http://HOST:PORT/metrics; 0 picks a free port "
-        "(default: none; 9464 is usual)",
+        "(default: no metrics; the usual port is 9464)",
     )
     add(
         "--metrics-host",
@@ -224,12 +234,14 @@ def _add_status(group: argparse._ArgumentGroup) -> None:
     add(
         "--status",
         action="store_true",
-        help="serve a status page at http://HOST:PORT/ too; it names clients and their addresses",
+        help="also serve a status page at http://HOST:PORT/ of --metrics-port; the page shows the "
+        "names and addresses of clients",
     )
     add(
         "--status-token-file",
         metavar="PATH",
-        help="file of bearer tokens of operators, one per line, for tokenfeed top; without it only "
-        "this machine may ask: over Unix sockets and, without --token-file and "
-        "--allow-plaintext-token, loopback addresses",
+        help="file of bearer tokens, one per line, with which operators may run tokenfeed top from "
+        "other machines. Without this file only this machine may ask for the status: over Unix "
+        "sockets and, unless --token-file or --allow-plaintext-token is given, over loopback "
+        "addresses",
     )

@@ -55,58 +55,63 @@ class OptionValues(NamedTuple):
 OPTIONS: Mapping[Option, OptionValues] = {
     FORMAT: OptionValues("file format", default="detected", metavar="FORMAT", values=FORMAT_NAMES),
     DTYPE: OptionValues(
-        "token type of files that do not record one",
+        "integer type of the tokens, for files that do not record it",
         default="uint16",
         metavar="TYPE",
         values=tuple(STORED),
     ),
     READ: OptionValues(
-        "how to read the files",
+        "way to read the files, through a memory map or by pread calls",
         default="pread on network file systems, else map",
         metavar="WAY",
         values=WAYS,
     ),
     IMMUTABLE: OptionValues(
-        "declare that the files never change while they are served; they are not polled"
+        "declare that the files never change while they are served, so that they are not polled "
+        "for changes"
     ),
     MIXED_SPLITS: OptionValues(
-        "take files as one dataset whose names are those of several splits, as train and val"
+        "take the files as one dataset, although their names say that they are several splits, "
+        "such as train and val"
     ),
     LOSS_MASK: OptionValues(
-        "loss mask of one dataset: for each of its files, in order, a file of one byte per token, "
-        "1 if the token is a training target, else 0",
+        "loss mask of one dataset: for each token file, in order, a mask file with one byte per "
+        "token, 1 if the token is a training target, else 0",
         default="X.ds.loss beside X.ds",
         metavar="PATH",
     ),
     CACHE_DIR: OptionValues(
-        "folder for what is made of documents: where they begin, and rows of them",
+        "folder for indices of documents: where documents begin, and which documents each packed "
+        "row holds",
         default="beside the token files",
         metavar="DIR",
     ),
     REDACTIONS: OptionValues(
-        "list of redacted tokens, which tokenfeed redact writes",
+        "file with the list of redacted tokens, as tokenfeed redact writes it",
         default="beside the token files",
         metavar="FILE",
     ),
     VOCAB_SIZE: OptionValues(
-        "number of token ids; files with an id of N or more are refused (above 1 GiB a sample is "
-        "checked)",
+        "number of token ids of the tokenizer; files with an id of N or more are refused (above 1 "
+        "GiB only a sample of the tokens is checked)",
         metavar="N",
         limits=(1, VOCAB_SIZE_MAX),
     ),
     END_TOKEN: OptionValues(
-        "token that ends each document, if the format does not know its documents",
+        "token id that ends each document, for file formats that do not record where documents "
+        "begin",
         metavar="ID",
         limits=(0, VOCAB_SIZE_MAX),
     ),
     START_TOKEN: OptionValues(
-        "token that begins each document, if the format does not know its documents",
+        "token id that begins each document, for file formats that do not record where documents "
+        "begin",
         metavar="ID",
         limits=(0, VOCAB_SIZE_MAX),
     ),
     ROW_TOKENS: OptionValues(
-        "the files are rows of N tokens that do not overlap: each row is one window, for a context "
-        "length of N - 1",
+        "declare that the files hold rows of N tokens that do not overlap; each row is then one "
+        "window, for a context length of N - 1",
         default="windows are cut from all tokens of a file",
         metavar="N",
         limits=(ROW_TOKENS_MIN, ROW_TOKENS_MAX),

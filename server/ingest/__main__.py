@@ -43,8 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("tokenfeed.server.ingest"),
-        description="Tokenize text (parquet, jsonl, also compressed, or plain text) into token "
-        "shards. After an interruption, the same command resumes.",
+        description="Tokenize text into token shards. The text may be parquet, jsonl (compressed "
+        "too) or plain text. After an interruption, run the same command again: it resumes.",
         epilog="example: tokenfeed ingest pages/*.parquet --out tokens --tokenizer "
         "tokenizer.json --append-token '<|endoftext|>'",
     )
@@ -53,26 +53,29 @@ def build_parser() -> argparse.ArgumentParser:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="file, glob or folder of text, on this machine or in an object store (s3://...)",
+        help="file, glob or folder of text to tokenize, on this machine or in an object store "
+        "(s3://...)",
     )
     add(
         "--out",
         required=True,
         metavar="DIR",
-        help="output folder; pass it to tokenfeed serve --data; s3://, gs:// and az:// too",
+        help="output folder, which tokenfeed serve --data takes; it may be in an object store "
+        "(s3://, gs://, az://)",
     )
     add(
         "--work-dir",
         metavar="DIR",
-        help="where shards are made whose --out is in an object store, with room for all of them "
-        "(default: a folder of its own in the user's cache)",
+        help="local folder where shards are made before they are uploaded, if --out is in an "
+        "object store; it needs room for all shards (default: a new folder in the user's cache)",
     )
     add(
         "--tokenizer",
         required=True,
         metavar="PATH",
-        help="tokenizer.json of Hugging Face, or the folder that has it; or bytes: each byte of "
-        "UTF-8 is a token",
+        help="tokenizer.json of Hugging Face, or the folder that has it; or the word bytes, which "
+        "makes a "
+        "token of each byte of UTF-8",
     )
     _add_columns(parser)
     _add_document_arguments(parser)
@@ -87,65 +90,74 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
     add(
         "--text-column",
         metavar="NAME",
-        help="column of parquet, or key of jsonl, that holds the text (default: text)",
+        help="name of the parquet column, or of the jsonl key, that holds the text (default: text)",
     )
     add(
         "--messages-column",
         metavar="NAME",
-        help="column of chats: lists of messages with role and content, or from and value; the "
-        "loss mask has what the assistant writes; needs --chat-template",
+        help="name of the column that holds chats: lists of messages with role and content, or "
+        "from and value; the loss mask marks what the assistant writes as training targets; needs "
+        "--chat-template",
     )
     add(
         "--chat-template",
         metavar="PATH",
-        help="what turns messages into text: a Jinja file, a tokenizer_config.json, or a folder "
-        "with one of them (default: --tokenizer, if that is a folder)",
+        help="chat template that turns messages into text: a Jinja file, a tokenizer_config.json, "
+        "or a folder with one of them (default: --tokenizer, if that is a folder)",
     )
     add(
         "--special-token",
         action="append",
         default=[],
         metavar="NAME=TEXT",
-        help="token that the chat template uses by name, such as bos_token=<s>; may be repeated",
+        help="text of a token that the chat template uses by name, such as bos_token=<s>; may be "
+        "given several times",
     )
     add(
         "--template-variable",
         action="append",
         default=[],
         metavar="NAME=JSON",
-        help="variable that the chat template gets, such as enable_thinking=false; may be repeated",
+        help="value of a variable of the chat template, such as enable_thinking=false; may be "
+        "given several times",
     )
     add(
         "--tools-column",
         metavar="NAME",
-        help="column of the tools of each chat, for the chat template (default: none)",
+        help="name of the column that lists the tools of each chat, which the chat template gets "
+        "(default: none)",
     )
     add(
         "--prompt-column",
         metavar="NAME",
-        help="column of prompts, which the loss mask excludes; needs --response-column",
+        help="name of the column of prompts, which the loss mask excludes from the training "
+        "targets; needs --response-column",
     )
     add(
         "--response-column",
         metavar="NAME",
-        help="column of the responses to these prompts; both need --append-token",
+        help="name of the column of responses to the prompts of --prompt-column; both columns need "
+        "--append-token",
     )
     add(
         "--tokens-column",
         metavar="NAME",
-        help="column of tokens of --tokenizer instead of text, such as input_ids; the zeros of a "
-        "column attention_mask are left out",
+        help="name of a column that holds token ids of --tokenizer instead of text, such as "
+        "input_ids; if the table has a column attention_mask, tokens where it is 0 are left out",
     )
     add(
         "--labels-column",
         metavar="NAME",
-        help="column of the labels of these tokens: -100 where the loss mask excludes a token; "
-        "none: every token is a target, though there are labels",
+        help="name of the column that holds labels for --tokens-column; the loss mask excludes the "
+        "tokens whose label is -100; the value none makes every token a training target, although "
+        "the "
+        "table has labels",
     )
     add(
         "--id-column",
         metavar="NAME",
-        help="column of ids, text or integers, which are kept beside the tokens (default: none)",
+        help="name of the column of document ids, text or integers; the ids are stored beside the "
+        "tokens (default: none)",
     )
 
 
@@ -157,14 +169,16 @@ def _add_document_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--parse-special-tokens",
         action="store_true",
-        help="turn special tokens that are written in the text into tokens (default: plain text)",
+        help="where the text spells a special token, encode it as that token (default: encode it "
+        "as plain text)",
     )
     add(
         "--val-fraction",
         type=float,
         default=0.0,
         metavar="F",
-        help="share of documents for the val split, in [0, 1), chosen by hash (default: 0)",
+        help="share of the documents that goes into the val split, in [0, 1); their hashes choose "
+        "them (default: 0)",
     )
 
 
@@ -184,7 +198,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=100_000_000,
-        help="maximum tokens per shard (default: %(default)s)",
+        help="maximum number of tokens per shard (default: %(default)s)",
     )
 
 
@@ -202,8 +216,9 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer-engine",
         choices=("auto", "tokenizers", "fastokens"),
         default="auto",
-        help="what encodes text: fastokens takes a fifth of the processor time, for tokenizers "
-        "where it gives the same tokens (default: %(default)s, fastokens where that holds)",
+        help="package that encodes text; fastokens takes a fifth of the processor time of "
+        "tokenizers, and is allowed only where both give the same tokens (default: %(default)s, "
+        "which takes fastokens where it is allowed)",
     )
     add(
         "--executor",
@@ -211,12 +226,23 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default="local",
         help="encode on this machine, or on its Ray cluster (default: %(default)s)",
     )
-    flag("--dry-run", help="encode for some seconds, say how long all takes, and write nothing")
-    flag("--strict", help="fail at the first input that cannot be ingested (default: leave it out)")
-    flag("--ignore-others", help="go on if a folder has more bytes in files that are not ingested")
+    flag(
+        "--dry-run",
+        help="encode for some seconds, print an estimate of how long the whole "
+        "ingest takes, and write nothing",
+    )
+    flag(
+        "--strict",
+        help="fail at the first input that cannot be ingested (default: leave such input out)",
+    )
+    flag(
+        "--ignore-others",
+        help="go on although most bytes of a folder are in files that are not ingested",
+    )
     flag(
         "--mixed-splits",
-        help="ingest files together whose names are those of several splits, as train and test",
+        help="ingest the files together, although their names say that they are several splits, "
+        "such as train and test",
     )
     flag("--wait", help="wait while another ingest writes to DIR (default: fail)")
     add("--parent-pid", type=int, metavar="PID", help=argparse.SUPPRESS)

@@ -28,11 +28,13 @@ COMMANDS = {
     "serve": Command("server.__main__", "serve token files, or text, over gRPC"),
     "ingest": Command("server.ingest.__main__", "turn text into shards of tokens"),
     "inspect": Command("tools.inspect", "show what token files are"),
-    "verify": Command("tools.verify", "read all of a dataset, print its digest and store it"),
+    "verify": Command(
+        "tools.verify", "read all of a dataset, print the hash of its content, and store it"
+    ),
     "redact": Command(
         "tools.redact.__main__", "take documents or ranges of tokens out of a dataset"
     ),
-    "pack": Command("tools.pack", "make the rows of packed-1 or padded-1, and store them"),
+    "pack": Command("tools.pack", "make the rows of order packed or padded, and store them"),
     "probe": Command("tools.probe", "report by the exit code whether a server is healthy"),
     "describe": _query("describe", "show what a server serves"),
     "show": _query("show", "show one batch of a server or of local files"),
@@ -40,7 +42,7 @@ COMMANDS = {
     "explain": _query("explain", "show where the rows of a step come from"),
     "find": _query("find", "show which rows hold a document"),
     "manifest": _query("manifest", "write what a run has read"),
-    "doctor": _query("doctor", "say what keeps this machine from its servers"),
+    "doctor": _query("doctor", "find out why this machine cannot read from its servers"),
     "bench": _query("bench", "measure how fast batches arrive on this machine"),
     "top": _query("top", "show what a server does, again and again"),
     "completion": Command("commands.completion", "print the completion script of a shell"),

@@ -31,7 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("tokenfeed.tools.inspect"),
-        description="Show what token files are, and what a server would assume about them.",
+        description="Show the format, type and size of token files, and what a server would assume "
+        "about them.",
         epilog="example: tokenfeed inspect shards/*.bin --tokenizer tokenizer.json",
     )
     add_dataset_arguments(parser, *PLANE_OPTIONS, REDACTIONS, VOCAB_SIZE)
@@ -41,7 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--tokenizer",
         metavar="PATH",
-        help='show tokens as text: "bytes", or a tokenizer.json (needs the tokenizers package)',
+        help="also show the tokens as text, decoded with this tokenizer.json (needs the tokenizers "
+        'package), or with "bytes"',
     )
     return parser
 

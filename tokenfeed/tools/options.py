@@ -35,9 +35,10 @@ _NEEDED_TOKENS_PER_SECOND = 5e6
 million parameters. Larger models take far less."""
 _ORDERS = tuple(orders.LATEST)
 _LONG = padded_v1.LONG_DOCUMENTS
-_LONG_HELP = "what the order padded does with documents longer than a row (default: cut)"
+_LONG_HELP = "what the order padded does with a document that is longer than a row (default: cut)"
 GROUP_TOKENS_HELP = (
-    "tokens of a group of the order blocks, of all sources together (default: %(default)s)"
+    "the order blocks shuffles within groups of this many tokens, for all sources together "
+    "(default: %(default)s)"
 )
 _Add: TypeAlias = "Callable[..., argparse.Action]"
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -90,13 +91,13 @@ def _add_describe(commands: _Commands) -> None:
         "--context-length",
         type=int,
         metavar="T",
-        help="also print how many rows of T tokens each order of windows has",
+        help="also print how many rows of context length T an epoch has, in each order of windows",
     )
     add(
         "--order",
         choices=[name for name in orders.LATEST if orders.latest(name).LONG_DOCUMENTS],
-        help="also print those of an order over documents, which the server makes if there are "
-        "none; of one dataset",
+        help="also print how many rows this order over documents has, for one dataset; the server "
+        "makes these rows if they are not made yet",
     )
     add("--long", choices=_LONG, help=_LONG_HELP)
     add("--dataset", default="", help="the only dataset to describe (default: all)")
@@ -116,7 +117,8 @@ def _add_show(commands: _Commands) -> None:
     add(
         "--tokenizer",
         metavar="PATH",
-        help='print text: "bytes", or a tokenizer.json, which needs the tokenizers package',
+        help="print the rows as text, decoded with this tokenizer.json (needs the tokenizers "
+        'package), or with "bytes"',
     )
 
 
@@ -125,9 +127,9 @@ def _add_plan(commands: _Commands) -> None:
         commands,
         "plan",
         run_plan,
-        "Print what a mixture will do, by the sizes of its datasets: samples, tokens and epochs of "
-        "each source in each stage, where stages begin, and where sources are exhausted. Reads no "
-        "row.",
+        "Compute from the sizes of datasets what a mixture will do. Print the samples, tokens and "
+        "epochs of each source in each stage, where stages begin, and where a source is exhausted. "
+        "This reads no rows.",
         example="mixture.toml --tokens 1e12 --context-length 4096 ",
         usage="%(prog)s [PATH] TARGET --tokens N [--context-length T] [options]",
     )
@@ -135,36 +137,44 @@ def _add_plan(commands: _Commands) -> None:
         "words",
         nargs="*",
         metavar="PATH TARGET",
-        help="the TOML file of a mixture, as Mixture.load reads it, which may be left out with "
-        f"--state; and behind it the {_SERVER}; or file:PATH, for local files",
+        help="the TOML file of a mixture, which may be left out with "
+        f"--state; then the {_SERVER}; or file:PATH, for local files",
     )
     add(
         "--tokens",
         required=True,
         metavar="N",
-        help="tokens of the whole run, such as 1e12 or 2_000_000_000, rounded up to a whole sample",
+        help="number of tokens of the whole run, such as 1e12 or 2_000_000_000, rounded up to a "
+        "whole sample",
     )
     number = partial(add, type=int)
-    number("--context-length", metavar="T", help="tokens of x in a row; default: that of --state")
+    number(
+        "--context-length",
+        metavar="T",
+        help="context length: tokens of x in a row (default: the one of --state)",
+    )
     add(
         "--change-context-length",
         action="append",
         metavar="WHEN=T",
-        help='another one from a sample or a number of tokens on, such as "2e11 tokens=32768"; '
-        "several in ascending order",
+        help="change the context length to T from a sample or a number of tokens on, such as "
+        '"2e11 tokens=32768"; may be given several times, in ascending order',
     )
     add(
         "--order",
         choices=_ORDERS,
-        help="order of the feed, for sources that have none in the file (default: shuffled)",
+        help="order of the sources for which the file names none (default: shuffled)",
     )
-    number("--seed", help="seed of the feed, if the file has none (default: that of --state, or 0)")
+    number(
+        "--seed",
+        help="seed of the mixture, if the file has none (default: the one of --state, or 0)",
+    )
     number("--group-tokens", default=GROUP_TOKENS, metavar="N", help=GROUP_TOKENS_HELP)
     number(
         "--global-batch-size",
         metavar="N",
-        help="rows of a step of all ranks: delays of stages are then shown in steps too, and "
-        "smaller blocks are offered for more than 50 steps",
+        help="rows that all ranks together read in a step; with it, the delay of a stage is shown "
+        "in steps too, and smaller blocks are proposed if a stage is more than 50 steps late",
     )
     add_prices(add)
     _add_plan_files(add)
@@ -175,13 +185,14 @@ def _add_plan_files(add: _Add) -> None:
     add(
         "--state",
         metavar="PATH",
-        help="state_dict() of a feed, as JSON: show what was seen, and plan what comes after it; "
-        "with a mixture, as a feed of that mixture that loads it",
+        help="JSON file of a feed's state_dict(): show what the run has read, and plan what comes "
+        "next; if a mixture is given too, plan a feed of that mixture that loads this state",
     )
     add(
         "--allow-mixture",
         action="store_true",
-        help='as load_state_dict(state, allow=("mixture",))',
+        help="let the mixture differ from the one in --state, as load_state_dict(state, "
+        'allow=("mixture",)) does',
     )
     _add_json(add)
 
@@ -191,21 +202,32 @@ def _add_explain(commands: _Commands) -> None:
         commands,
         "explain",
         run_explain,
-        "Print where the rows of a step come from: dataset, file, document and tokens of each, and "
-        "its text. The checkpoint of the run says what a step was.",
+        "Print where the rows of a training step came from: the dataset, file, document and token "
+        "range of each row, and its text. The run's checkpoint records which rows each step had.",
         example="--state CHECKPOINT --step 41000 --rank 3 ",
     )
     _add_state(add)
     _add_run(add)
     number = partial(add, type=int)
-    number("--step", metavar="N", help="a step of the run, from 0 (default with --state: the last)")
-    number("--sample", metavar="N", help="a single sample of the stream, in place of a step")
-    number("--rank", metavar="R", help="the rows of this rank (default: of all)")
-    number("--row", metavar="I", help="this row of each rank (default: all)")
+    number(
+        "--step",
+        metavar="N",
+        help="number of the training step, from 0 (default with --state: the last step)",
+    )
+    number(
+        "--sample",
+        metavar="N",
+        help="number of a single row of the stream (its sample index), in place of a step",
+    )
+    number("--rank", metavar="R", help="print only the rows of this rank (default: of all ranks)")
+    number(
+        "--row", metavar="I", help="print only this row of each rank's batch (default: all rows)"
+    )
     add(
         "--tokenizer",
         metavar="PATH",
-        help='print the text too: "bytes", or a tokenizer.json, which needs the tokenizers package',
+        help="also print the rows as text, decoded with this tokenizer.json (needs the tokenizers "
+        'package), or with "bytes"',
     )
     _add_assumed_stream(add)
 
@@ -220,15 +242,39 @@ def _add_find(commands: _Commands) -> None:
         example="--dataset web --document 71234 --state CHECKPOINT ",
     )
     number = partial(add, type=int)
-    add("--id", metavar="ID", help="all documents of this id")
-    number("--document", metavar="N", help="the document of this number in the dataset")
-    add("--file", metavar="NAME", help="a file of the dataset, without its folder")
-    number("--file-number", metavar="N", help="the same by its number, from 0")
-    number("--token", metavar="N", help="the first token, counted within that file")
-    number("--tokens", metavar="COUNT", default=1, help="how many tokens (default: %(default)s)")
+    add("--id", metavar="ID", help="find all documents with this id")
+    number(
+        "--document", metavar="N", help="find the document with this number in the dataset, from 0"
+    )
+    add(
+        "--file",
+        metavar="NAME",
+        help="find tokens of this file of the dataset; NAME is without the folder",
+    )
+    number(
+        "--file-number",
+        metavar="N",
+        help="find tokens of the file with this number in the dataset, from 0",
+    )
+    number("--token", metavar="N", help="the first token to find, counted within the file from 0")
+    number(
+        "--tokens",
+        metavar="COUNT",
+        default=1,
+        help="how many tokens to find (default: %(default)s)",
+    )
     _add_state(add)
-    number("--end-sample", metavar="N", help="look at what is still to come up to this sample")
-    number("--epochs", metavar="K", help="the same, up to the end of epoch K - 1 of the dataset")
+    number(
+        "--end-sample",
+        metavar="N",
+        help="also search the rows that the run has still to read, up to this sample",
+    )
+    number(
+        "--epochs",
+        metavar="K",
+        help="also search the rows that the run has still to read, up to the end of epoch K - 1 of "
+        "the dataset",
+    )
     _add_run(add)
     _add_assumed_stream(add)
 
@@ -238,23 +284,28 @@ def _add_manifest(commands: _Commands) -> None:
         commands,
         "manifest",
         run_manifest,
-        "Write everything that a run has read, per source and epoch, as ranges of tokens; a large "
-        "part of an epoch as its samples, unless --expand.",
+        "Write everything that a run has read, for each source and epoch, as ranges of tokens. "
+        "Where a run has read a large part of an epoch, the sample numbers are written instead, "
+        "unless --expand is given.",
         example="--state CHECKPOINT --output manifest.jsonl ",
     )
     _add_state(add, is_required=True)
-    add("--dataset", default="", help="name of the dataset of a run that is no mixture")
+    add(
+        "--dataset",
+        default="",
+        help="name of the dataset that the run has read, if it was not a mixture",
+    )
     add(
         "--format",
         choices=("jsonl", "parquet"),
         default="jsonl",
-        help="how to write it (default: %(default)s)",
+        help="format of the output (default: %(default)s)",
     )
-    add("--output", metavar="PATH", help="where to write it (default: stdout)")
+    add("--output", metavar="PATH", help="file to write (default: stdout)")
     add(
         "--expand",
         action="store_true",
-        help="write the ranges of tokens of all epochs, however many rows of one were read",
+        help="write token ranges for every epoch, also where a large part of it was read",
     )
 
 
@@ -264,24 +315,25 @@ def _add_state(add: _Add, *, is_required: bool = False) -> None:
         metavar="PATH",
         required=is_required,
         help="checkpoint of the run: a file of torch.save, JSON or safetensors, or a folder of "
-        "torch.distributed.checkpoint; nothing in it is run",
+        "torch.distributed.checkpoint; it is read without running code in it",
     )
     add(
         "--feed",
         metavar="WHERE",
-        help="which state, if a checkpoint has several: its keys joined by dots, as train.feed",
+        help="which state to take if a checkpoint has several: the keys that lead to it, joined by "
+        "dots, such as train.feed",
     )
 
 
 def _add_run(add: _Add) -> None:
     number = partial(add, type=int)
-    number("--batch-size", metavar="B", help="rows of a step and rank")
+    number("--batch-size", metavar="B", help="rows that each rank reads in a step")
     number("--world-size", metavar="W", help="number of ranks")
     number(
         "--rows-max",
         default=100,
         metavar="N",
-        help="how many rows to print at most (default: %(default)s)",
+        help="maximum number of rows to print (default: %(default)s)",
     )
 
 
@@ -293,7 +345,8 @@ def _add_assumed_stream(add: _Add) -> None:
     number(
         "--group-tokens",
         metavar="N",
-        help=f"without --state: tokens of a group of the order blocks (default: {GROUP_TOKENS})",
+        help=f"without --state: the order blocks shuffles within groups of this many tokens "
+        f"(default: {GROUP_TOKENS})",
     )
     add("--dataset", default="", help="dataset name; optional if there is only one")
     add("--order", choices=_ORDERS, help="without --state: order of the rows (default: shuffled)")
@@ -311,30 +364,37 @@ def _add_doctor(commands: _Commands) -> None:
         "doctor",
         run_doctor,
         "Examine servers from this machine, layer by layer: name, connection, TLS, token, "
-        "contract, clock, corpora, speed. Says what is wrong, what to change, and whether the "
-        "servers agree. The exit code is 0, or that of the lowest layer with a problem.",
+        "contract, clock, corpora, speed. The report says what is wrong, what to change, and "
+        "whether the servers have the same corpora. The exit code is 0 if all is well, else the "
+        "code of the lowest layer with a problem.",
         example="localhost:50052 ",
         usage="%(prog)s HOST:PORT [HOST:PORT ...] [options]",
     )
-    add("targets", nargs="+", metavar="TARGET", help=f"{_SERVER}; several of them: replicas")
-    add("--dataset", default="", help="whose speed to measure (default: the largest)")
+    add(
+        "targets",
+        nargs="+",
+        metavar="TARGET",
+        help=f"{_SERVER}; several addresses are replicas of the same corpora",
+    )
+    add("--dataset", default="", help="dataset whose speed is measured (default: the largest)")
     number = partial(add, type=float)
     number(
         "--seconds",
         default=2.0,
-        help="how long to measure the speed of each server; 0 is not at all (default: %(default)s)",
+        help="how many seconds the speed of each server is measured; 0 measures no speed (default: "
+        "%(default)s)",
     )
     number(
         "--timeout-seconds",
         default=5.0,
-        help="how long each step waits for an answer (default: %(default)s)",
+        help="how many seconds each check waits for an answer (default: %(default)s)",
     )
     number(
         "--tokens-per-second",
         default=_NEEDED_TOKENS_PER_SECOND,
         metavar="N",
-        help="what the trainers of this machine need together; less is a problem "
-        "(default: %(default).0f)",
+        help="rate that all trainers of this machine need together; a lower measured rate is "
+        "reported as a problem (default: %(default).0f)",
     )
     _add_json(add)
 
@@ -353,20 +413,18 @@ def _add_bench(commands: _Commands) -> None:
 
 
 def _add_top(commands: _Commands) -> None:
-    description = (
-        "Show what a server does and what needs attention, in place until q or Ctrl-C; once, in "
-        "plain lines, where stdout is no terminal. From another machine it needs a token of the "
-        "server's --status-token-file."
-    )
+    description = "Show what a server does and what needs attention, and refresh the screen until "
+    "q or Ctrl-C. Where stdout is no terminal, print plain lines once. To ask a server on another "
+    "machine, top needs a token from the server's --status-token-file."
     add = _add_command(commands, "top", run_top, description)
     add(
         "--seconds",
         type=float,
         default=2.0,
-        help="seconds between two looks at the server (default: %(default)s)",
+        help="seconds between two requests to the server (default: %(default)s)",
     )
-    add("--count", type=int, metavar="N", help="print N times, in plain lines, and end")
-    add("--json", action="store_true", help="print one JSON object in a line, instead of text")
+    add("--count", type=int, metavar="N", help="print plain lines N times, then exit")
+    add("--json", action="store_true", help="print one JSON object per line instead of text")
 
 
 def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) -> None:

@@ -73,7 +73,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_dataset_arguments(parser, *PLANE_OPTIONS, CACHE_DIR)
     add = parser.add_argument
-    add("--context-length", type=int, required=True, metavar="T", help="a row has T + 1 tokens")
+    add(
+        "--context-length",
+        type=int,
+        required=True,
+        metavar="T",
+        help="context length: tokens of x in a row; a row has T + 1 tokens",
+    )
     add(
         "--order",
         choices=[order.NAME.partition("-")[0] for order in (packed_v1, padded_v1)],
@@ -84,15 +90,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--long",
         choices=padded_v1.LONG_DOCUMENTS,
         default="cut",
-        help="documents longer than a row: cut into several rows, or, with --order padded, "
-        "dropped or truncated (default: %(default)s)",
+        help="what happens to a document that is longer than a row: it is cut into several rows "
+        "or, with --order padded, dropped or truncated (default: %(default)s)",
     )
     add(
         "--workers",
         type=int,
         metavar="N",
-        help="number of processes on this machine (default: 1), or of tasks at once on a Ray "
-        "cluster (default: one for each of its cores)",
+        help="number of processes on this machine (default: 1), or of concurrent tasks on a Ray "
+        "cluster (default: one for each core)",
     )
     add(
         "--executor",

@@ -25,8 +25,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("tokenfeed.tools.probe"),
-        description="Report the health of a server by the exit code: 0 if it is SERVING, 1 if "
-        "it is not or does not answer.",
+        description="Report the health of a server by the exit code: 0 if the server is SERVING, 1 "
+        "if it is not or does not answer.",
         epilog="example: tokenfeed probe unix:/run/tokenfeed.sock",
     )
     parser.add_argument(

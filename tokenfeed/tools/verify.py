@@ -47,8 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         OBJECT_CACHE,
         metavar="DIR",
-        help="also check each block of the cache of objects in this folder; those that have "
-        "changed are taken out of it",
+        help="also check each block of the object cache in this folder; blocks that have changed "
+        "are removed from the cache",
     )
     return parser
 

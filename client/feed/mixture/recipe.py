@@ -184,15 +184,17 @@ class Definition:
 
 
 class Mixture:
-    """The proportions of several datasets, its sources, which may change at given samples.
+    """A mixture of several datasets, its sources, in given proportions, which may change at given
+    samples.
 
         Mixture({"web": 0.7, "code": 0.2, "math": 0.1})
         Mixture.load("mixture.toml")
 
-    Samples come in blocks. In every block each source has the same number of samples, its weight;
-    the sources alternate in an order that depends only on the seed, the stage and the sample index.
-    A stage is the part of a run with the same weights. Each source goes on in its own order from
-    block to block and from stage to stage: no row of it is lost or repeated.
+    The samples (rows) of a mixture come in blocks. Each source has a weight: how many samples of
+    each block are of that source. Within a block, the sources alternate in an order that depends
+    only on the seed, the stage and the sample index. A stage is the part of a run in which the
+    weights stay the same. Each source goes on in its own order from block to block and from stage
+    to stage: no row of a source is lost or repeated.
     """
 
     def __init__(
@@ -208,19 +210,23 @@ class Mixture:
     ) -> None:
         """Check all values; does no I/O.
 
-        weights: of each dataset, by its name. Integers are samples in a block. If one of them is
-        not an integer, all are shares, in a block of up to 1,000,000 samples; the log has a share
-        that cannot be kept within 1 %. A weight of 0 pauses a source.
-        stages: instead of weights, one mapping for each stage with its "weights" and "first_sample"
-        or "first_tokens" (tokens of x, rounded up to a whole sample); the first stage begins at 0.
-        A stage begins at the first end of a block from there on.
-        sources: for some datasets their own "order", "seed", "max_epochs" and "long".
-        order, seed: of the sources, and the seed of the mixture; None is that of the feed.
+        weights: the weight of each dataset, by its name. Integers are numbers of samples in a
+        block. If one weight is not an integer, all weights are shares of a block of up to 1,000,000
+        samples; the log names a share that cannot be kept within 1 %. A weight of 0 pauses a
+        source.
+        stages: is given instead of weights, as one mapping for each stage with its "weights" and
+        "first_sample" or "first_tokens" (tokens of x, rounded up to a whole sample). The first
+        stage begins at 0. A later stage begins at the first end of a block at or after its
+        first_sample.
+        sources: gives some datasets an "order", "seed", "max_epochs" and "long" of their own.
+        order, seed: are the order and seed of the other sources, and the seed of the mixture; None
+        takes those of the feed.
         block: maximum number of samples in a block, in [1, 2^20]: small blocks begin stages
         early, but cannot have small shares.
-        redactions: one mapping for each, with its "dataset", its "list" (64 hexadecimal digits, as
-        `tokenfeed redact` prints them), and "first_sample" or "first_tokens". From there on the
-        tokens of the list are replaced, as by `redact` of a feed. In a file, [[redaction]].
+        redactions: has one mapping for each redaction, with its "dataset", its "list" (64
+        hexadecimal digits, as `tokenfeed redact` prints them), and "first_sample" or
+        "first_tokens". From that sample on the tokens of the list are replaced, as by `redact` of a
+        feed.
         Raises: InvalidRequest or NotFound (order), naming the value and its limit.
         """
         self.block = optional_integer("block", block)
@@ -250,11 +256,11 @@ class Mixture:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Mixture:
-        """Read a mixture from a TOML file, whose keys are the arguments of the constructor;
-        [[redaction]] is one of redactions.
+        """Read a mixture from a TOML file. The keys of the file are the arguments of the
+        constructor; each table [[redaction]] is one element of redactions.
 
-        Raises: InvalidRequest, also if the file cannot be read, or NotFound (order), naming the
-        file, the value and its limit.
+        Raises: InvalidRequest if the file cannot be read or a value is not valid; NotFound for an
+        unknown order. The error names the file, the value and its limit.
         """
         try:
             content = Path(path).read_bytes()
@@ -264,8 +270,8 @@ class Mixture:
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Mixture:
-        """Read a mixture from the content of a TOML file, as `load` does.  name: of the file, for
-        errors.
+        """Read a mixture from the content of a TOML file, as `load` does.  name: is the name of the
+        file, which errors mention.
 
         Raises: InvalidRequest if it is no TOML or a value is not valid; NotFound for an unknown
         order.
@@ -289,10 +295,12 @@ class Mixture:
         long_documents: str = "",
         group_tokens: int = GROUP_TOKENS,
     ) -> Definition:
-        """Return what a feed with this mixture is asked for.
+        """Return the definition of the stream of a feed with this mixture.
 
-        context_length: tokens of x.  order, seed, long_documents: of the feed, where the mixture
-        has none of its own; "" is the default of the order.  group_tokens: as for `group_blocks`.
+        context_length: is the number of tokens of x in a row.
+        order, seed, long_documents: are those of the feed, and are used where the mixture has none
+        of its own; long_documents "" is the default of the order.
+        group_tokens: is the number of tokens of a group of the order "blocks", of all sources.
         Raises: InvalidRequest if the first stage does not begin at 0, a stage is asked for at or
         before the begin of the stage before it, a source has max_epochs but an order without
         epochs, or long_documents does not fit the order.

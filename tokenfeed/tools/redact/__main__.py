@@ -30,8 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=program("tokenfeed.tools.redact"),
-        description="Add documents or ranges of tokens to the list of redacted tokens of a dataset "
-        "and print the hash of the list; without any, show the list.",
+        description="Add documents or ranges of tokens to a dataset's list of redacted tokens, and "
+        "print the hash of the list. Without a document or range, show the list.",
         epilog="example: tokenfeed redact shards/ --id user-1234 --reason 'ticket 77'",
     )
     add_dataset_arguments(parser, *PLANE_OPTIONS)
@@ -41,51 +41,62 @@ def build_parser() -> argparse.ArgumentParser:
         "--document",
         type=int,
         metavar="N",
-        help="number of a document, counted over all files from 0; may be given several times",
+        help="number of a document to redact, counted over all files from 0; may be given several "
+        "times",
     )
     several(
         "--id",
         metavar="ID",
-        help="id of a document, or of several; may be given several times",
+        help="id of the document, or documents, to redact; may be given several times",
     )
     several(
         "--range",
         metavar="FILE:FIRST:END",
-        help="tokens from FIRST up to END, without END, counted within a file, which is given by "
-        "its number from 0 on or by its name; may be given several times",
+        help="range of tokens to redact: from FIRST up to, but without, END, both counted within "
+        "the file; FILE is the number of the file, from 0, or its name; may be given several times",
     )
-    add("--list", metavar="FILE", help="the list (default: beside the token files)")
+    add(
+        "--list",
+        metavar="FILE",
+        help="file with the list of redacted tokens (default: beside the token files)",
+    )
     add(
         "--fill",
         type=int,
         metavar="TOKEN",
-        help=f"token in place of redacted ones, the same for all of a list (default: {FILL})",
+        help=f"token id that takes the place of redacted tokens, one for the whole list (default: "
+        f"{FILL})",
     )
-    add("--reason", default="", metavar="TEXT", help="why, to be kept in the list")
+    add(
+        "--reason",
+        default="",
+        metavar="TEXT",
+        help="reason for the redaction, which is stored in the list",
+    )
     add(
         "--erase",
         action="store_true",
-        help="erase all tokens of the list from the files, for good: files that have any are "
-        "replaced; also goes on with what was interrupted",
+        help="erase all tokens of the list from the token files, for good: each file with such "
+        "tokens is replaced; if an erasure was interrupted, finish it",
     )
     add(
         "--no-delimiter",
         action="store_true",
-        help="with --erase, if the format does not know its documents: no server of the dataset "
-        "finds them by a --document-end-token or --document-start-token",
+        help="with --erase, for file formats that do not record where documents begin: confirm "
+        "that no server of the dataset is given --document-end-token or --document-start-token",
     )
     several(
         "--wait",
         metavar="HOST:PORT",
-        help="with --erase: say when this server has taken up the new files, and has no erased "
-        "token mapped or open any more; may be given several times",
+        help="with --erase: address of a server; wait until it reads the new files, and has no "
+        "file with erased tokens open any more; may be given several times",
     )
     add(
         "--wait-seconds",
         type=float,
         default=_WAIT_SECONDS,
         metavar="S",
-        help="how long --wait waits for all of them (default: %(default)g)",
+        help="maximum number of seconds that --wait waits for all servers (default: %(default)g)",
     )
     add("--json", action="store_true", help="print one JSON object")
     return parser
