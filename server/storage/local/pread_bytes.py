@@ -1,8 +1,7 @@
 """The files of one dataset, read by pread: for network file systems.
 
 There a map's page tables, single page faults and SIGBUS cost more than a system call per row. The
-descriptor of each file stays open, so the opened file is served even after its name has changed;
-unless there are more files than descriptors. Then files are opened as they are read.
+descriptor of each file stays open, so the opened file is served even after its name has changed.
 Rows in memory are read by the calling thread; other rows, by many threads at once.
 """
 
@@ -24,11 +23,11 @@ from ...runtime.threads.poll_rate import PollRate
 from ...runtime.threads.worker_threads import WorkerThreads
 from ..bytes import PIECE_BYTES, ByteArray, Extents, Numbers
 from ..door import ReadLayout
-from .descriptors import Descriptors, descriptors_for
+from .descriptors import Descriptors, require_descriptors
 from .file_changes import FailedRead
-from .files import LocalFile, open_descriptor, open_local_file
+from .files import LocalFile, open_local_file
 from .local_bytes import LocalBytes
-from .shard import FileChange, FileStat, Shard
+from .shard import FileStat, Shard
 
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
 # with 16, 14 with 32, 20 with 64. 2 cores, 2026-11; docs/decisions/0014-stores.md
@@ -82,39 +81,26 @@ class PreadBytes(LocalBytes):
     kind = "pread"
 
     def __init__(
-        self,
-        name: str,
-        paths: Sequence[str],
-        read_layout: ReadLayout,
-        poll_rate: PollRate | None,
-        *,
-        open_max: int | None = None,
+        self, name: str, paths: Sequence[str], read_layout: ReadLayout, poll_rate: PollRate | None
     ) -> None:
         """Open every file.
 
-        name: of the dataset.  read_layout: reads the layout of each.  open_max: how many stay open;
-        None: as many as the limit of descriptors allows.
+        name: of the dataset.  read_layout: reads the layout of each.
         Raises: InvalidCorpus, naming the file and the problem.
         """
-        self._files = (
-            descriptors_for(name, paths, self._open_again)
-            if open_max is None
-            else Descriptors(open_max, self._open_again)
-        )
+        require_descriptors(paths)
+        self._files = Descriptors()
         shards = []
         try:
             for path in paths:
                 with open_local_file(path) as file:
                     shards.append(Shard.describe(file, read_layout))
                     self._files.add(file.descriptor)
-            # A file that is not open can only be asked for its status by its path.
-            status_of = self._status if self._files.all_open else None
-            super().__init__(name, shards, poll_rate, status_of=status_of)
+            super().__init__(name, shards, poll_rate, status_of=self._status)
         except BaseException:
             self._files.close()
             raise
-        # RWF_NOWAIT reports nothing about the time that it takes to open a file.
-        self._has_nowait = bool(_NO_WAIT) and self._files.all_open
+        self._has_nowait = bool(_NO_WAIT)
         self._seemed_warm = False
         self._readers = WorkerThreads(_READERS)
 
@@ -139,19 +125,14 @@ class PreadBytes(LocalBytes):
 
     def _is_resident(self, shard: int, place: int, byte: bytearray) -> bool:
         try:
-            return self._files.call(os.preadv, shard, (byte,), place, _NO_WAIT) == 1
+            return os.preadv(self._files.numbers[shard], (byte,), place, _NO_WAIT) == 1
         except OSError:
             return False
 
     def read_ahead(self, extents: Extents) -> None:
         """Make the kernel start to read extents."""
-        places = self._places(extents)
-        if self._files.all_open:
-            self._start_reading_each(places)
-            return
-        # To open a file may wait, which this must not do.
-        for first in range(min(_READERS, len(places))):
-            self._readers.submit(partial(self._start_reading_each, places[first::_READERS]))
+        for place in self._places(extents):
+            self._start_reading(*place)
 
     def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes of a shard.  Raises: InvalidCorpus."""
@@ -211,7 +192,7 @@ class PreadBytes(LocalBytes):
             target[first : first + size] = 0
         flags = _NO_WAIT if self._has_nowait else 0
         left: list[_Part] = []
-        descriptors, preadv = self._files.for_preadv()
+        descriptors = self._files.numbers
         together = not flags and self.readahead.cold
         places = self._places(extents)
         for (shard, first, size), end in zip(places, extents.ends.tolist(), strict=True):
@@ -219,7 +200,7 @@ class PreadBytes(LocalBytes):
             done = 0
             if not together:
                 try:
-                    done = preadv(descriptors[shard], (part,), first, flags)
+                    done = os.preadv(descriptors[shard], (part,), first, flags)
                 except BlockingIOError:
                     pass
                 except OSError as error:
@@ -268,7 +249,7 @@ class PreadBytes(LocalBytes):
         shard, first_byte, target = part
         while target:
             try:
-                done = self._files.call(os.preadv, shard, (target,), first_byte)
+                done = os.preadv(self._files.numbers[shard], (target,), first_byte)
             except OSError as error:
                 raise self._unread(shard, error) from error
             if not done:
@@ -298,28 +279,11 @@ class PreadBytes(LocalBytes):
         except (InvalidCorpus, OSError):
             return
 
-    def _open_again(self, shard: int) -> int:
-        """Open a file that was closed, and return the descriptor.
-
-        Raises: OSError; ESTALE if it is another file by now, or was truncated or written to.
-        """
-        descriptor = open_descriptor(self.shards[shard].path)
-        try:
-            change = self.shards[shard].detect_change(FileStat.of(os.fstat(descriptor)))
-            if change is FileChange.REPLACED and self._may_reload(shard):
-                change = self.shards[shard].detect_change(FileStat.of(os.fstat(descriptor)))
-            if change in (FileChange.REPLACED, FileChange.MODIFIED):
-                raise OSError(errno.ESTALE, "changed since it was opened")
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
     def _put(self, index: int, file: LocalFile) -> None:
         self._files.replace(index, file.descriptor)
 
     def _status(self, shard: int) -> os.stat_result:
-        return self._files.call(os.fstat, shard)
+        return os.fstat(self._files.numbers[shard])
 
     def _places(self, extents: Extents) -> list[tuple[int, int, int]]:
         """Return the file, the first byte and the size of each extent."""
@@ -328,13 +292,9 @@ class PreadBytes(LocalBytes):
         places = shards.tolist(), firsts.tolist(), extents.sizes.tolist()
         return list(zip(*places, strict=True))
 
-    def _start_reading_each(self, places: Sequence[tuple[int, int, int]]) -> None:
-        for place in places:
-            self._start_reading(*place)
-
     def _start_reading(self, shard: int, first_byte: int, size_bytes: int) -> None:
-        advice = (first_byte, size_bytes, os.POSIX_FADV_WILLNEED)
+        descriptor = self._files.numbers[shard]
         try:
-            self._files.call(os.posix_fadvise, shard, *advice)
+            os.posix_fadvise(descriptor, first_byte, size_bytes, os.POSIX_FADV_WILLNEED)
         except OSError:
             return  # only advice: a read will report the error
