@@ -20,9 +20,6 @@ from .files import distributed_folder, json_file, safetensors_file, torch_file
 from .files.checkpoint_file import Entry, Keys, opened, problem_of
 
 _KEYS = ("version", "sample", "stream", "history", "planes")
-_KEYS_BEFORE = ("version", "sample", "order", "seed", "context_length", "fingerprint")
-_SHAPES = (frozenset(_KEYS), frozenset(_KEYS_BEFORE))
-"""The keys of states: of this release, and of versions 1 to 5, which it refuses."""
 _SUFFIXES = (".json", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors")
 """Of files in a folder that may have a state, as Accelerate, Lightning and Transformers name
 them."""
@@ -91,7 +88,7 @@ def _in_folder(folder: Path) -> list[Entry]:
         raise problem_of(folder, f"cannot be read: {error.strerror}") from None
     is_distributed = any((folder / name).exists() for name in distributed_folder.METADATA)
     files = [name for name in names if Path(name).suffix in _SUFFIXES]
-    reads = [partial(distributed_folder.read_distributed, folder, _SHAPES)] * is_distributed
+    reads = [partial(distributed_folder.read_distributed, folder, _KEYS)] * is_distributed
     reads += [partial(_read_within, folder, name) for name in files]
     found: list[Entry] = []
     problems: list[InvalidRequest] = []
@@ -119,10 +116,9 @@ def _read_file(path: Path) -> list[Entry]:
     """Return the values of a file, by what it begins with."""
     with opened(path) as (file, _):
         prefix = file.read(safetensors_file.PREFIX_BYTES)
-    # First: a header of 640 bytes begins like a pickle, 80 02 in hexadecimal digits.
     if safetensors_file.is_safetensors(prefix):
         return safetensors_file.read_safetensors(path)
-    if prefix.startswith((torch_file.ZIP, torch_file.PICKLE)):
+    if prefix.startswith(torch_file.ZIP):
         return torch_file.read_torch(path)
     return json_file.read_json(path)
 
@@ -134,7 +130,7 @@ def _of_shape(path: Path, found: Sequence[Entry]) -> Iterator[Entry]:
     state_count = 0
     while left:
         keys, value = left.pop()
-        if isinstance(value, dict) and any(value.keys() >= shape for shape in _SHAPES):
+        if isinstance(value, dict) and value.keys() >= set(_KEYS):
             state_count += 1
             if state_count > _STATES_MAX:
                 raise problem_of(path, f"has more than {_STATES_MAX} states of feeds")
