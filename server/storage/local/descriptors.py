@@ -20,7 +20,7 @@ class Descriptors:
     """Files that stay open until `close`. Any number of threads may use them.
 
     numbers: the descriptor of each file; -1 once they are closed. What a thread reads meanwhile may
-    be of another file: whoever reads has to ask afterwards whether the store is closed.
+    be of another file: a reader has to ask afterwards whether the store is closed.
     """
 
     def __init__(self) -> None:
