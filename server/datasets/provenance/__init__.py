@@ -7,7 +7,6 @@
     spans.py        spans of rows, cut at documents and compared with ranges
     sources.py      the datasets of a stream, and what an answer says of their files
     documents.py    documents of a dataset: by number, by id, and by their tokens
-    names.py        names that are safe to show
 
 They run a plan, or invert it, and read no tokens. Every answer is bounded: the caller asks again
 for the rest.

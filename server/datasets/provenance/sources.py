@@ -14,8 +14,7 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..dataset import Dataset
-from .documents import DatasetDocuments, Document
-from .names import file_name
+from .documents import DatasetDocuments, Document, shown_name
 
 Numbers = npt.NDArray[np.int64]
 
@@ -49,7 +48,7 @@ class Sources:
             pb.SourceFile(
                 source=self.stream.numbers[source],
                 file=file,
-                name=file_name(self.datasets[source].store.shards[file].path),
+                name=shown_name(self.datasets[source].store.shards[file].path),
             )
             for source, file in sorted(set(found))
         ]
