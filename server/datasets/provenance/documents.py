@@ -258,11 +258,8 @@ class DatasetDocuments:
             if path:
                 numbers = self._searched(file, path, wanted)
                 if search.count + len(numbers) > most:
-                    problem = f"more than {most} documents have the id"
-                    raise InvalidRequest(
-                        "document_id",
-                        f"{problem} {printable(shortened(wanted))!r}; find them singly",
-                    )
+                    problem = f"more than {most} documents have the id {shown!r}"
+                    raise InvalidRequest("document_id", f"{problem}; find them singly")
                 if numbers:
                     search.found.append((file, numbers))
             search.next_file += 1
