@@ -6,6 +6,8 @@ run, and no tensor is read.
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -16,7 +18,7 @@ from tokenfeed.client.feed.state import State, read_state
 from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidRequest, listed
 
-from .files import distributed_folder, json_file, safetensors_file, torch_file
+from .files import distributed_folder, torch_file
 from .files.checkpoint_file import Entry, Keys, opened, problem_of
 
 _KEYS = ("version", "sample", "stream", "history", "planes")
@@ -27,6 +29,12 @@ _FILES_MAX = 1000
 _DEPTH_MAX = 100
 _CONTAINERS_MAX = 1_000_000
 _STATES_MAX = 1000
+_JSON_BYTES_MAX = 128 << 20
+"""A state has below 1 MB; the largest other JSON beside models are logs of training."""
+_HEADER_BYTES_MAX = 100_000_000
+"""Of safetensors, by its own definition."""
+_LENGTH = struct.Struct("<Q")
+_PREFIX_BYTES = _LENGTH.size + 1
 _NOT_FOUND = f"no dict with {', '.join(_KEYS)}"
 
 
@@ -115,12 +123,12 @@ def _read_within(folder: Path, name: str) -> list[Entry]:
 def _read_file(path: Path) -> list[Entry]:
     """Return the values of a file, by what it begins with."""
     with opened(path) as (file, _):
-        prefix = file.read(safetensors_file.PREFIX_BYTES)
-    if safetensors_file.is_safetensors(prefix):
-        return safetensors_file.read_safetensors(path)
+        prefix = file.read(_PREFIX_BYTES)
+    if _is_safetensors(prefix):
+        return _read_safetensors(path)
     if prefix.startswith(torch_file.ZIP):
         return torch_file.read_torch(path)
-    return json_file.read_json(path)
+    return _read_json(path)
 
 
 def _of_shape(path: Path, found: Sequence[Entry]) -> Iterator[Entry]:
@@ -163,3 +171,63 @@ def _validated(path: Path, found: Entry) -> CheckpointState:
     except InvalidRequest as error:
         place = f"{printable(path)}: {where}" if where else printable(path)
         raise InvalidRequest(error.subject, f"{error.problem} ({place})") from None
+
+
+def _read_json(path: Path) -> list[Entry]:
+    """Return the value of a file of JSON.  Raises: InvalidRequest."""
+    with opened(path) as (file, size_bytes):
+        if size_bytes > _JSON_BYTES_MAX:
+            problem = f"is no checkpoint of a known format, and too large for JSON: {size_bytes}"
+            raise problem_of(path, f"{problem} bytes; the maximum is {_JSON_BYTES_MAX}")
+        content = file.read(_JSON_BYTES_MAX)
+    if not content.strip():
+        raise problem_of(path, "is empty")
+    try:
+        return [Entry((), json.loads(content))]
+    except UnicodeDecodeError:
+        raise problem_of(
+            path, "is neither JSON nor a file of torch.save or safetensors, or it is truncated"
+        ) from None
+    except RecursionError:
+        raise problem_of(path, "is nested too deeply for JSON") from None
+    except ValueError as error:
+        raise problem_of(path, f"is not JSON: {error}") from None
+
+
+def _is_safetensors(prefix: bytes) -> bool:
+    """Return whether a file is one of safetensors, or the beginning of one.
+
+    prefix: its first _PREFIX_BYTES bytes.
+    """
+    if len(prefix) < _PREFIX_BYTES or prefix[-1:] != b"{":
+        return False
+    return bool(_LENGTH.unpack_from(prefix)[0] <= _HEADER_BYTES_MAX)
+
+
+def _read_safetensors(path: Path) -> list[Entry]:
+    """Return the texts in the header of a file that are JSON: a state is one in its `__metadata__`.
+
+    https://huggingface.co/docs/safetensors: 8 bytes, little-endian, are the length of the header,
+    which is JSON.  Raises: InvalidRequest.
+    """
+    with opened(path) as (file, size_bytes):
+        (header_bytes,) = _LENGTH.unpack(file.read(_LENGTH.size))
+        if header_bytes > size_bytes - _LENGTH.size:
+            problem = f"is truncated: its header has {header_bytes} bytes, but the file"
+            raise problem_of(path, f"{problem} {size_bytes}")
+        content = file.read(header_bytes)
+    try:
+        header = json.loads(content)
+    except (ValueError, RecursionError):
+        raise problem_of(path, "has a damaged header of safetensors") from None
+    texts = header.get("__metadata__", {})
+    if not isinstance(texts, dict):
+        raise problem_of(path, "has a damaged __metadata__ in its header of safetensors")
+    found = []
+    for name, text in texts.items():
+        if isinstance(text, str) and text.lstrip()[:1] in ("{", "["):
+            try:
+                found.append(Entry((name,), json.loads(text)))
+            except (ValueError, RecursionError):
+                continue  # a text that is no JSON has no state
+    return found

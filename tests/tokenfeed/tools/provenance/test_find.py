@@ -22,7 +22,7 @@ from tokenfeed.client.batches.arrays import NumpyBatches
 from tokenfeed.client.feed.history import Run
 from tokenfeed.client.feed.state import read_state
 from tokenfeed.tools.__main__ import main
-from tokenfeed.tools.provenance.progress import Progress
+from tokenfeed.tools.provenance.find import Progress
 
 Captured = pytest.CaptureFixture[str]
 Pieces = dict[tuple[str, int], list[tuple[int, int, int]]]

@@ -12,8 +12,8 @@ from tests.conftest import Serve, WriteTokens
 from tests.support import mixtures
 from tokenfeed.sampling.own_samples import merged
 from tokenfeed.tools.provenance.checkpoint import chosen, read_states
+from tokenfeed.tools.provenance.manifest import consumed
 from tokenfeed.tools.provenance.runs import places_of, ranges_of, rows_of_step
-from tokenfeed.tools.provenance.usage import consumed
 
 
 def feeds_of(address: str, batch_size: int, world_size: int) -> list[NumpyBatches]:

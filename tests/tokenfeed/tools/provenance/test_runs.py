@@ -19,6 +19,7 @@ from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import Corpus, Redaction, Share, Source, Stage
 from tokenfeed.stream.stream import Stream
+from tokenfeed.tools.provenance.manifest import consumed
 from tokenfeed.tools.provenance.runs import (
     assumed,
     future,
@@ -27,7 +28,6 @@ from tokenfeed.tools.provenance.runs import (
     rows_of_step,
     segments,
 )
-from tokenfeed.tools.provenance.usage import consumed
 from tokenfeed.wire.request import Request
 
 LIST, OTHER_LIST = bytes(31) + b"\1", bytes(31) + b"\2"
