@@ -8,7 +8,9 @@ Rows in memory are read by the calling thread; other rows, by many threads at on
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +25,14 @@ from ...runtime.threads.poll_rate import PollRate
 from ...runtime.threads.worker_threads import WorkerThreads
 from ..bytes import PIECE_BYTES, ByteArray, Extents, Numbers
 from ..door import ReadLayout
-from .descriptors import Descriptors, require_descriptors
+from ..option_names import READ
 from .file_changes import FailedRead
 from .files import LocalFile, open_local_file
 from .local_bytes import LocalBytes
 from .shard import FileStat, Shard
 
+_SPARE = 256
+"""Descriptors reserved for connections and everything else except token files."""
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
 # with 16, 14 with 32, 20 with 64. 2 cores, 2026-11; docs/decisions/0014-stores.md
 _READERS = 32
@@ -88,8 +92,8 @@ class PreadBytes(LocalBytes):
         name: of the dataset.  read_layout: reads the layout of each.
         Raises: InvalidCorpus, naming the file and the problem.
         """
-        require_descriptors(paths)
-        self._files = Descriptors()
+        _require_descriptors(paths)
+        self._files = _Descriptors()
         shards = []
         try:
             for path in paths:
@@ -298,3 +302,71 @@ class PreadBytes(LocalBytes):
             os.posix_fadvise(descriptor, first_byte, size_bytes, os.POSIX_FADV_WILLNEED)
         except OSError:
             return  # only advice: a read will report the error
+
+
+class _Descriptors:
+    """Files that stay open until `close`. Any number of threads may use them.
+
+    numbers: the descriptor of each file; -1 once they are closed. What a thread reads meanwhile may
+    be of another file: a reader has to ask afterwards whether the store is closed.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a file."""
+        self.numbers: list[int] = []
+        self._lock = threading.Lock()  # so that no file is replaced once it is closed
+
+    def add(self, descriptor: int) -> None:
+        """Add a file, whose index is the next one.  descriptor: is duplicated."""
+        _set_up(descriptor)
+        self.numbers.append(os.dup(descriptor))
+
+    def replace(self, file: int, descriptor: int) -> None:
+        """Replace a file, unless it is closed.  descriptor: is duplicated."""
+        _set_up(descriptor)
+        with self._lock:
+            if (number := self.numbers[file]) >= 0:
+                os.dup2(descriptor, number, inheritable=False)
+
+    def close(self) -> None:
+        """Close all files. May be called twice."""
+        with self._lock:
+            closed = [number for number in self.numbers if number >= 0]
+            self.numbers[:] = [-1] * len(self.numbers)
+        for number in closed:
+            os.close(number)
+
+
+def _require_descriptors(paths: Sequence[str]) -> None:
+    """Raise the soft limit of descriptors as far as files need it.
+
+    Raises: InvalidCorpus if the hard limit has no room for them.
+    """
+    open_now = len(os.listdir("/proc/self/fd"))
+    needed = open_now + len(paths) + _SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
+    except (ValueError, OSError):
+        hard = soft
+    if hard < needed:
+        raise InvalidCorpus(
+            paths[0],
+            f"{len(paths)} files need descriptors, but the hard limit is {hard}, of which "
+            f"{open_now} are open and {_SPARE} reserved for connections; raise the "
+            f"hard limit of open files (ulimit -Hn, LimitNOFILE), or pass {READ.to('map')}",
+            READ.to("map"),
+        )
+
+
+def _set_up(descriptor: int) -> None:
+    """Make reads of an open file wait for data, and turn off the kernel's own read-ahead."""
+    # Files are opened with O_NONBLOCK because of pipes; some file systems honor it for files too.
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    except OSError:
+        pass  # only advice

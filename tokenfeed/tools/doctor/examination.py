@@ -14,9 +14,8 @@ from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.errors import NotFound, TokenfeedError
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .address import Server, resolve, shown, unresolved
 from .findings import Diagnosis, Finding
-from .network import connect
+from .network import Server, connect, resolve, shown, unresolved
 from .proxy import explained
 from .report import ServerReport
 from .rpc import Answer, ask, refused

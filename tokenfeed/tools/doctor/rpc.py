@@ -23,8 +23,8 @@ from tokenfeed.errors import (
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION
 
-from .address import Server
 from .findings import Diagnosis, Finding
+from .network import Server
 
 _CALLS = 5
 """Calls whose fastest one shows the round trip, and compares the clocks."""
