@@ -28,9 +28,8 @@ from tokenfeed.v1 import status_pb2 as pb
 
 from .. import WAIT_SECONDS
 from ..one_server import OneServer
-from .columns import wrapped
 from .screen import Screen, encodable
-from .text import Line, status_lines
+from .text import Line, status_lines, wrapped
 
 _STEP_SECONDS = 0.1
 """How soon a key, an answer, and another size of the terminal are noticed."""
