@@ -39,8 +39,6 @@ WHEN = SEEN, SKIPPED, UNKNOWN, TO_COME = "seen", "skipped", "unknown", "to come"
 _LOOKED_FOR_SHOWN = 20
 _SPANS_SHOWN = 8
 _NUMBER_END = 1 << 63
-_EPOCHS_MAX = 10_000
-"""Still to come that are looked at."""
 _PROGRESS_SECONDS = 1.0
 _LONG_SECONDS = 3600.0
 
@@ -138,19 +136,13 @@ def _end_sample(context: RunContext, arguments: argparse.Namespace, numbers: Seq
         require_range("end_sample", end_sample, 1, SAMPLE_END)
     elif epochs is not None:
         require_range("epochs", epochs, 1, _NUMBER_END)
-    name = "epochs" if epochs is not None else "end_sample"
     if end_sample is None and number is not None and sample < SAMPLE_END:
         # By default the epochs that were begun.
         end_sample = _end_of_epoch(target, stream, number, epochs, sample)
         if end_sample is None and (epochs is not None or context.is_assumed):
+            name = "epochs" if epochs is not None else "end_sample"
             raise InvalidRequest(name, "the order random has no epochs; pass --end-sample")
-    end_sample = max(end_sample or sample, sample)
-    if number is not None and getattr(arguments, name) is not None:
-        ahead_epochs = _epochs_between(target, stream, number, sample, end_sample)
-        if ahead_epochs > _EPOCHS_MAX:
-            problem = f"is {ahead_epochs:,} epochs of the dataset ahead, and each has the same"
-            raise InvalidRequest(name, f"{problem} tokens; the maximum is {_EPOCHS_MAX:,}")
-    return end_sample
+    return max(end_sample or sample, sample)
 
 
 def _read_and_coming(
@@ -387,18 +379,6 @@ def _end_of_epoch(
         else:
             low = middle + 1
     return high
-
-
-def _epochs_between(
-    target: Target, stream: Stream, number: int, first_sample: int, end_sample: int
-) -> int:
-    """Return how many epochs of a source samples of a stream have; 0 for an order without epochs.
-
-    number: is that of the source.
-    """
-    ends = (min(each, SAMPLE_END - 1) for each in (first_sample, end_sample))
-    first, end = (_epochs_before(target, stream, number, each) for each in ends)
-    return 0 if first is None or end is None else int(end - first)
 
 
 def _epochs_before(target: Target, stream: Stream, number: int, sample: int) -> Fraction | None:
