@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from itertools import groupby, islice, repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.client.feed.history import History, Run
+from tokenfeed.client.feed.history import Run
 from tokenfeed.client.feed.named import named_stage
 from tokenfeed.client.feed.options import PREFETCH_BYTES
 from tokenfeed.client.runtime.counters import Counters
@@ -26,7 +26,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..top.screen import encodable
 from .run_context import ROWS_END, RunContext, read_run
-from .runs import Segment, future, places_of, rows_of_step
+from .runs import Segment, StepRow, future, places_of, rows_of_step
 from .target import QUESTION_SECONDS, Target, request_of
 from .words import DELETED, counted, escaped, pairs, printable_errors, span, step_place
 
@@ -294,35 +294,15 @@ def _of_step(context: RunContext, arguments: argparse.Namespace) -> Selection:
             world_size=arguments.world_size,
         )
         when = " still to come, if the run goes on as it is"
-    # Of one row: the step may have more than fit into memory.
-    run = rows_of_step(history, step, arguments.rank or 0, arguments.row or 0).run
-    rows, left_out = _rows_of_step(history, step, run, arguments)
+    found = rows_of_step(history, step, arguments.rank, arguments.row)
+    run, rows = found.run, [_begun(row) for row in islice(found.rows, arguments.rows_max)]
     sizes = f"{run.world_size:,} x {run.batch_size:,} rows"
-    return Selection(f"step {step:,}{when}: {sizes}", rows, left_out, step, run)
+    return Selection(f"step {step:,}{when}: {sizes}", rows, found.row_count - len(rows), step, run)
 
 
-def _rows_of_step(
-    history: History, step: int, run: Run, arguments: argparse.Namespace
-) -> tuple[list[Row], int]:
-    """Return the first rows of a step, and how many are left out. One rank after the other: a step
-    may have more rows than fit into memory.
-    """
-    ranks = (
-        range(run.world_size) if arguments.rank is None else range(arguments.rank, run.world_size)
-    )
-    rank_count = run.world_size if arguments.rank is None else 1
-    total = rank_count * (run.batch_size if arguments.row is None else 1)
-    rows: list[Row] = []
-    for rank in ranks[:rank_count]:
-        if len(rows) >= arguments.rows_max:
-            break
-        found = rows_of_step(history, step, rank, arguments.row)
-        room = slice(arguments.rows_max - len(rows))
-        columns = (each[room].tolist() for each in (found.row, found.sample, found.is_padding))
-        for row, sample, is_padding in zip(*columns, strict=True):
-            what = {"is_padding": True} if is_padding else {"sample": sample}
-            rows.append({"rank": rank, "row": row, **what})
-    return rows, total - len(rows)
+def _begun(found: StepRow) -> Row:
+    what = {"is_padding": True} if found.sample is None else {"sample": found.sample}
+    return {"rank": found.rank, "row": found.row, **what}
 
 
 def consecutive(rows: Sequence[Row]) -> Iterator[list[Row]]:
