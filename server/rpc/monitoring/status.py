@@ -22,7 +22,6 @@ from ...datasets.dataset import Dataset
 from ...runtime.process import memory_limit, use
 from ...storage.documents import what_of
 from ...storage.objects.counts import REQUESTS
-from ..activity import StreamSnapshot
 from ..admission import AdmissionControl, StreamLimits, add_service
 from ..refusals import abort_on_error
 from ..security import BearerTokens, has_token
@@ -32,7 +31,6 @@ from .server_state import ServerState
 SERVICE = pb.DESCRIPTOR.services_by_name["Status"].full_name
 STREAMS_LISTED = 1000
 _STREAMS_LISTED_MAX = 10_000
-_DATASETS_LISTED = 32
 _LIMITS = StreamLimits(streams=8, peer_streams=8, send_timeout_seconds=10.0, by_option=False)
 
 
@@ -93,7 +91,7 @@ class Status:
             resident_bytes=used.resident_bytes,
             memory_limit_bytes=memory_limit.limit_bytes(),
             datasets=[self._dataset(state.datasets[name]) for name in sorted(state.datasets)],
-            streams=map(_stream, streams),
+            streams=streams,
             streams_omitted=omitted,
             streams_open=sum(each.open for each in totals.frames.values()),
             streams_max=state.calls.streams_max,
@@ -172,32 +170,6 @@ def _making(dataset: Dataset) -> list[pb.Progress]:
     if dataset.rows is not None and (making := dataset.rows.making) is not None:
         found.append(pb.Progress(what=what_of(making[0]), share=making[1]))
     return found
-
-
-def _stream(seen: StreamSnapshot) -> pb.StreamStatus:
-    key, rates = seen.key, seen.rates
-    return pb.StreamStatus(
-        client_name=key.client_name,
-        address=key.address,
-        rank=key.rank,
-        world_size=key.world_size,
-        batch_size=seen.batch_size,
-        context_length=key.context_length,
-        order=key.order,
-        datasets=seen.datasets[:_DATASETS_LISTED],
-        datasets_omitted=max(0, len(seen.datasets) - _DATASETS_LISTED),
-        next_sample=seen.next_sample,
-        rows=seen.rows,
-        tokens=seen.tokens,
-        tokens_per_second=rates.tokens_per_second,
-        waits_for_server=rates.waits_for_server,
-        waits_for_client=rates.waits_for_client,
-        calls=seen.calls,
-        age_seconds=seen.age_seconds,
-        idle_seconds=seen.idle_seconds,
-        trainer_sample=seen.trainer_sample,
-        has_ended=seen.is_last,
-    )
 
 
 def _is_local(peer: str, *, loopback: bool) -> bool:

@@ -14,9 +14,8 @@ from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.errors import NotFound, TokenfeedError
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .address import Server, resolve, shown, unresolved
 from .findings import Diagnosis, Finding
-from .network import connect
+from .network import Server, connect, resolve, shown, unresolved
 from .proxy import explained
 from .report import ServerReport
 from .rpc import Answer, ask, refused
@@ -139,11 +138,10 @@ def read(report: ServerReport, settings: Settings) -> None:
 
 def _show_answer(report: ServerReport, answer: Answer) -> None:
     described, clock = answer.described, answer.clock_seconds
-    clock_text = "unknown (an older server)" if clock is None else f"{round(clock, 2) + 0.0:+.2f} s"
     report.add(
         "answers",
         f"tokenfeed {described.server_version or 'of an unknown version'} in "
-        f"{1000 * answer.seconds:.1f} ms; its clock: {clock_text}",
+        f"{1000 * answer.seconds:.1f} ms; its clock: {round(clock, 2) + 0.0:+.2f} s",
         server_version=described.server_version,
         answer_seconds=answer.seconds,
         clock_seconds=clock,

@@ -22,9 +22,9 @@ from tokenfeed.client.transport.credentials import Credentials, with_environment
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.wire.request import CONTRACT_REVISION
 
-from .address import Server
 from .examination import Settings, examine, read, servers_of, stuck
 from .findings import Finding, exit_code
+from .network import Server
 from .proxy import proxy_for
 from .replicas import compare
 from .report import ServerReport, as_json, text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ Store = TokenStore
 OpenCorpus = Callable[..., Store]
 
 
-@pytest.fixture(
-    params=[map_store, pread_store, partial(pread_store, open_max=1)], ids=["map", "pread", "few"]
-)
+@pytest.fixture(params=[map_store, pread_store], ids=["map", "pread"])
 def store_kind(request: pytest.FixtureRequest) -> Callable[..., Store]:
-    """Return how to open a store; the last way keeps one file open."""
+    """Return how to open a store."""
     found: Callable[..., Store] = request.param
     return found
 
