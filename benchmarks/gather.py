@@ -19,6 +19,7 @@ from tests.support.stores import map_store, pread_store
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.local.copying import FileCopier
+from tokenfeed.server.storage.local.mapped_bytes import MappedBytes
 from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.position import Position
 from tokenfeed.wire.draft import drafts
@@ -64,6 +65,7 @@ def gathers(path: Path) -> dict[str, Gather]:
     windows = np.lib.stride_tricks.sliding_window_view(tokens, ROW_TOKENS)
     direct = map_store("train", [str(path)], FormatOptions())
     by_file = map_store("train", [str(path)], FormatOptions())
+    assert isinstance(by_file.files, MappedBytes)
     by_file.files.copier = FileCopier()
     by_pread = pread_store("train", [str(path)], FormatOptions())
     shard = np.zeros(ROWS, dtype=np.int64)

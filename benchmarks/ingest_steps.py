@@ -37,14 +37,16 @@ def main() -> int:
 
         _note("import: pyarrow")
         from tokenfeed.server.ingest import run
+        from tokenfeed.server.ingest.inputs.hashes import Hashes
+        from tokenfeed.server.ingest.output.shard_writer import SplitWriter
 
         _note("imports: what reads and writes")
         _note_begin(executors._Worker, "do", "job, lock, reading the first unit")
         _note_end(executors._Worker, "do", "encoding the first unit")
         _note_begin(executors, "_kill", "encoding the rest, writing it")
         _note_end(executors, "_kill", "ending the workers")
-        _note_end(run.SplitWriter, "finish", "syncing the last shard")
-        _note_end(run.Hashes, "finish", "hashes of the sources")
+        _note_end(SplitWriter, "finish", "syncing the last shard")
+        _note_end(Hashes, "finish", "hashes of the sources")
         _note_end(run, "manifest_of", "hashes of the shards")
         _note_end(run, "_publish", "manifest, renaming")
         return ingest(*arguments)

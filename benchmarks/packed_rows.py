@@ -62,7 +62,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.run:
         folder, setting = arguments.run
-        print(json.dumps(run(Path(folder), *setting.split(), arguments.seconds)))
+        kind, order, cache = setting.split()
+        print(json.dumps(run(Path(folder), kind, order, cache, arguments.seconds)))
         return
     print_load("before")
     if "warm" in arguments.only:

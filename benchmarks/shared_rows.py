@@ -50,7 +50,8 @@ def main() -> None:
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        be_rank(*arguments.rank, arguments.batches)
+        first, second = arguments.rank
+        be_rank(first, second, arguments.batches)
         return
     print_load("before")
     figures: dict[str, dict[str, list[float]]] = {}

@@ -14,7 +14,7 @@ SETTINGS = ONE_SETTING
 def pack(lengths: Numbers, context_length: int) -> Packed:
     """Find where every piece begins, and which ones each row has."""
     packing = pack_histogram(histogram(lengths, context_length))
-    begins = places(lengths, context_length)
+    begins = places(np.cumsum(lengths) - lengths, lengths, context_length)
     first_pieces, _, sizes = packing.pieces(np.arange(packing.row_count))
     rows = np.repeat(np.arange(packing.row_count), np.diff(first_pieces))
     # The pieces of a document overlap by one token.

@@ -159,7 +159,10 @@ class Fetcher:
         """Take all fetches that wait out of their queues."""
         queues, self._waiting = self._waiting, {}
         found = {fetch: None for queue in queues.values() for _, _, fetch in queue}
-        return [fetch for fetch in found if not fetch.is_begun]
+        waiting = [fetch for fetch in found if not fetch.is_begun]
+        for fetch in waiting:
+            fetch.is_begun = True  # or who hurries it meanwhile would have it done again
+        return waiting
 
     def _end(self, stream: int) -> None:
         self._in_flight[stream] -= 1

@@ -124,6 +124,23 @@ def test_rows_come_in_order_whatever_the_blocks(files: Files, kind: str, sizes: 
     assert [take(rows, 4) for _ in range(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], None]
 
 
+def test_rows_wake_who_waits_for_them(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each wait would last until its next look, a tenth of a second instead of a moment."""
+    monkeypatch.setattr(background_rows, "RECHECK_SECONDS", 600.0)
+    taken, seen = threading.Event(), list[bool]()
+    steps = [
+        lambda: eventually(lambda: rows._rows_awaited),
+        1,
+        lambda: seen.append(eventually(taken.is_set)),
+    ]
+    rows = rows_of(files, Scripted(steps), "ahead")
+
+    assert take(rows, 1) == [0]
+    taken.set()
+    assert take(rows, 1) is None
+    assert seen == [True]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_opened_before_the_start(files: Files, kind: str) -> None:
     """A feed that is only made reads nothing."""

@@ -92,7 +92,7 @@ def test_servers_and_jobs_reach_nothing(overlay: str, name: str) -> None:
 
 
 def test_servers_of_an_object_store_reach_names_and_https_alone() -> None:
-    """No port of the cluster but that of its DNS; a store is asked by TLS."""
+    """A store may have any address, and is asked by TLS; of plain ports there is that of DNS alone."""
     policies = policies_for(pod(OBJECT_STORE)["metadata"]["labels"], OBJECT_STORE, "Egress")
     names, store = [rule for spec in policies for rule in spec.get("egress", [])]
 

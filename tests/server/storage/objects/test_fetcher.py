@@ -110,6 +110,24 @@ def test_what_is_not_needed_any_more_is_not_fetched(store: Store, fetcher: Fetch
     assert left.content is None
 
 
+def test_what_has_failed_for_want_of_a_thread_is_not_done_again(
+    store: Store, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would end on that, and the next GET would wait for ever in its place."""
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(fetcher._threads, "submit", lambda _: False)
+        (failed,) = store.fetches(5)
+        fetcher.submit([failed], 60.0, stream=1)
+    assert "no thread can be started" in str(failed.error)
+    fetcher.hurry([failed])
+    store.end(2)
+    for first in (6, 7):
+        (later,) = store.fetches(first)
+        fetcher.submit([later], 60.0, stream=1)
+        assert later.wait(20)
+    assert store.begun == [6, 7]
+
+
 def test_an_error_is_kept_for_who_waits(store: Store, fetcher: Fetcher) -> None:
     """Its thread goes on with others."""
     bad, good = store.fetches(-5, 5)
