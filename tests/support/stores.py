@@ -30,10 +30,12 @@ def pread_store(
     paths: Sequence[str],
     options: FormatOptions,
     poll_rate: PollRate | None = None,
+    *,
+    open_max: int | None = None,
 ) -> TokenStore:
-    """Open files for pread."""
+    """Open files for pread.  open_max: as for PreadBytes."""
     layout = partial(read_layout, options=options)
-    return TokenStore(name, PreadBytes(name, paths, layout, poll_rate))
+    return TokenStore(name, PreadBytes(name, paths, layout, poll_rate, open_max=open_max))
 
 
 STORES = {"map": map_store, "pread": pread_store}

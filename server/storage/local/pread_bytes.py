@@ -1,16 +1,15 @@
 """The files of one dataset, read by pread: for network file systems.
 
 There a map's page tables, single page faults and SIGBUS cost more than a system call per row. The
-descriptor of each file stays open, so the opened file is served even after its name has changed.
+descriptor of each file stays open, so the opened file is served even after its name has changed;
+unless there are more files than descriptors. Then files are opened as they are read.
 Rows in memory are read by the calling thread; other rows, by many threads at once.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +24,12 @@ from ...runtime.threads.poll_rate import PollRate
 from ...runtime.threads.worker_threads import WorkerThreads
 from ..bytes import PIECE_BYTES, ByteArray, Extents, Numbers
 from ..door import ReadLayout
-from ..option_names import READ
+from .descriptors import Descriptors, descriptors_for
 from .file_changes import FailedRead
-from .files import LocalFile, open_local_file
+from .files import LocalFile, open_descriptor, open_local_file
 from .local_bytes import LocalBytes
-from .shard import FileStat, Shard
+from .shard import FileChange, FileStat, Shard
 
-_SPARE = 256
-"""Descriptors reserved for connections and everything else except token files."""
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
 # with 16, 14 with 32, 20 with 64. 2 cores, 2026-11; docs/decisions/0014-stores.md
 _READERS = 32
@@ -85,26 +82,39 @@ class PreadBytes(LocalBytes):
     kind = "pread"
 
     def __init__(
-        self, name: str, paths: Sequence[str], read_layout: ReadLayout, poll_rate: PollRate | None
+        self,
+        name: str,
+        paths: Sequence[str],
+        read_layout: ReadLayout,
+        poll_rate: PollRate | None,
+        *,
+        open_max: int | None = None,
     ) -> None:
         """Open every file.
 
-        name: of the dataset.  read_layout: reads the layout of each.
+        name: of the dataset.  read_layout: reads the layout of each.  open_max: how many stay open;
+        None: as many as the limit of descriptors allows.
         Raises: InvalidCorpus, naming the file and the problem.
         """
-        _require_descriptors(paths)
-        self._files = _Descriptors()
+        self._files = (
+            descriptors_for(name, paths, self._open_again)
+            if open_max is None
+            else Descriptors(open_max, self._open_again)
+        )
         shards = []
         try:
             for path in paths:
                 with open_local_file(path) as file:
                     shards.append(Shard.describe(file, read_layout))
                     self._files.add(file.descriptor)
-            super().__init__(name, shards, poll_rate, status_of=self._status)
+            # A file that is not open can only be asked for its status by its path.
+            status_of = self._status if self._files.all_open else None
+            super().__init__(name, shards, poll_rate, status_of=status_of)
         except BaseException:
             self._files.close()
             raise
-        self._has_nowait = bool(_NO_WAIT)
+        # RWF_NOWAIT reports nothing about the time that it takes to open a file.
+        self._has_nowait = bool(_NO_WAIT) and self._files.all_open
         self._seemed_warm = False
         self._readers = WorkerThreads(_READERS)
 
@@ -129,14 +139,19 @@ class PreadBytes(LocalBytes):
 
     def _is_resident(self, shard: int, place: int, byte: bytearray) -> bool:
         try:
-            return os.preadv(self._files.numbers[shard], (byte,), place, _NO_WAIT) == 1
+            return self._files.call(os.preadv, shard, (byte,), place, _NO_WAIT) == 1
         except OSError:
             return False
 
     def read_ahead(self, extents: Extents) -> None:
         """Make the kernel start to read extents."""
-        for place in self._places(extents):
-            self._start_reading(*place)
+        places = self._places(extents)
+        if self._files.all_open:
+            self._start_reading_each(places)
+            return
+        # To open a file may wait, which this must not do.
+        for first in range(min(_READERS, len(places))):
+            self._readers.submit(partial(self._start_reading_each, places[first::_READERS]))
 
     def read(self, shard: int, first_byte: int, size_bytes: int) -> bytes:
         """Return token bytes of a shard.  Raises: InvalidCorpus."""
@@ -196,7 +211,7 @@ class PreadBytes(LocalBytes):
             target[first : first + size] = 0
         flags = _NO_WAIT if self._has_nowait else 0
         left: list[_Part] = []
-        descriptors = self._files.numbers
+        descriptors, preadv = self._files.for_preadv()
         together = not flags and self.readahead.cold
         places = self._places(extents)
         for (shard, first, size), end in zip(places, extents.ends.tolist(), strict=True):
@@ -204,7 +219,7 @@ class PreadBytes(LocalBytes):
             done = 0
             if not together:
                 try:
-                    done = os.preadv(descriptors[shard], (part,), first, flags)
+                    done = preadv(descriptors[shard], (part,), first, flags)
                 except BlockingIOError:
                     pass
                 except OSError as error:
@@ -253,7 +268,7 @@ class PreadBytes(LocalBytes):
         shard, first_byte, target = part
         while target:
             try:
-                done = os.preadv(self._files.numbers[shard], (target,), first_byte)
+                done = self._files.call(os.preadv, shard, (target,), first_byte)
             except OSError as error:
                 raise self._unread(shard, error) from error
             if not done:
@@ -283,11 +298,28 @@ class PreadBytes(LocalBytes):
         except (InvalidCorpus, OSError):
             return
 
+    def _open_again(self, shard: int) -> int:
+        """Open a file that was closed, and return the descriptor.
+
+        Raises: OSError; ESTALE if it is another file by now, or was truncated or written to.
+        """
+        descriptor = open_descriptor(self.shards[shard].path)
+        try:
+            change = self.shards[shard].detect_change(FileStat.of(os.fstat(descriptor)))
+            if change is FileChange.REPLACED and self._may_reload(shard):
+                change = self.shards[shard].detect_change(FileStat.of(os.fstat(descriptor)))
+            if change in (FileChange.REPLACED, FileChange.MODIFIED):
+                raise OSError(errno.ESTALE, "changed since it was opened")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
     def _put(self, index: int, file: LocalFile) -> None:
         self._files.replace(index, file.descriptor)
 
     def _status(self, shard: int) -> os.stat_result:
-        return os.fstat(self._files.numbers[shard])
+        return self._files.call(os.fstat, shard)
 
     def _places(self, extents: Extents) -> list[tuple[int, int, int]]:
         """Return the file, the first byte and the size of each extent."""
@@ -296,77 +328,13 @@ class PreadBytes(LocalBytes):
         places = shards.tolist(), firsts.tolist(), extents.sizes.tolist()
         return list(zip(*places, strict=True))
 
+    def _start_reading_each(self, places: Sequence[tuple[int, int, int]]) -> None:
+        for place in places:
+            self._start_reading(*place)
+
     def _start_reading(self, shard: int, first_byte: int, size_bytes: int) -> None:
-        descriptor = self._files.numbers[shard]
+        advice = (first_byte, size_bytes, os.POSIX_FADV_WILLNEED)
         try:
-            os.posix_fadvise(descriptor, first_byte, size_bytes, os.POSIX_FADV_WILLNEED)
+            self._files.call(os.posix_fadvise, shard, *advice)
         except OSError:
             return  # only advice: a read will report the error
-
-
-class _Descriptors:
-    """Files that stay open until `close`. Any number of threads may use them.
-
-    numbers: the descriptor of each file; -1 once they are closed. What a thread reads meanwhile may
-    be of another file: a reader has to ask afterwards whether the store is closed.
-    """
-
-    def __init__(self) -> None:
-        """Begin without a file."""
-        self.numbers: list[int] = []
-        self._lock = threading.Lock()  # so that no file is replaced once it is closed
-
-    def add(self, descriptor: int) -> None:
-        """Add a file, whose index is the next one.  descriptor: is duplicated."""
-        _set_up(descriptor)
-        self.numbers.append(os.dup(descriptor))
-
-    def replace(self, file: int, descriptor: int) -> None:
-        """Replace a file, unless it is closed.  descriptor: is duplicated."""
-        _set_up(descriptor)
-        with self._lock:
-            if (number := self.numbers[file]) >= 0:
-                os.dup2(descriptor, number, inheritable=False)
-
-    def close(self) -> None:
-        """Close all files. May be called twice."""
-        with self._lock:
-            closed = [number for number in self.numbers if number >= 0]
-            self.numbers[:] = [-1] * len(self.numbers)
-        for number in closed:
-            os.close(number)
-
-
-def _require_descriptors(paths: Sequence[str]) -> None:
-    """Raise the soft limit of descriptors as far as files need it.
-
-    Raises: InvalidCorpus if the hard limit has no room for them.
-    """
-    open_now = len(os.listdir("/proc/self/fd"))
-    needed = open_now + len(paths) + _SPARE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= needed:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
-    except (ValueError, OSError):
-        hard = soft
-    if hard < needed:
-        raise InvalidCorpus(
-            paths[0],
-            f"{len(paths)} files need descriptors, but the hard limit is {hard}, of which "
-            f"{open_now} are open and {_SPARE} reserved for connections; raise the "
-            f"hard limit of open files (ulimit -Hn, LimitNOFILE), or pass {READ.to('map')}",
-            READ.to("map"),
-        )
-
-
-def _set_up(descriptor: int) -> None:
-    """Make reads of an open file wait for data, and turn off the kernel's own read-ahead."""
-    # Files are opened with O_NONBLOCK because of pipes; some file systems honor it for files too.
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    except OSError:
-        pass  # only advice

@@ -160,6 +160,34 @@ def test_targets_are_those_of_a_naive_reader(target: str, corpus: Corpus, order:
         assert IGNORED in y or (corpus.learned is None and not borders)
 
 
+@pytest.mark.parametrize("order", ["random", "shuffled", "sequential"])
+def test_masks_of_more_files_than_descriptors_are_those_of_a_naive_reader(
+    serve: Serve, tmp_path: Path, order: str
+) -> None:
+    """Of 512, 256 are for connections: files are opened as they are read, and closed again."""
+    random = np.random.default_rng(3)
+    learned = random.random(1 << 16) < 0.6
+    for index in range(300):
+        tokens = np.arange(1 + 200 * index, 201 + 200 * index, dtype="<u2")
+        tokens.tofile(tmp_path / f"{index:03}.ds")
+        learned[tokens].astype(np.uint8).tofile(tmp_path / f"{index:03}.ds.loss")
+    wrapper = ("bash", "-c", 'ulimit -n 512; exec "$@"', "-")
+    server = serve("--data", tmp_path, "--read", "pread", wrapper=wrapper)
+    options = {"order": order, "rank": 0, "world_size": 1}
+
+    with RemoteBatches(server.address, 16, T, loss_mask="ignore", **options) as feed:
+        x, plain = taken(feed, 120)
+    with RemoteBatches(server.address, 16, T, **options) as feed:
+        own_x, y = taken(feed, 120)
+
+    assert np.array_equal(own_x, x)
+    assert np.array_equal(plain[:, :-1], x[:, 1:])
+    assert np.unique(x // 200).size > 290, "rows of nearly all files"
+    assert np.array_equal(y, np.where(learned[plain], plain, IGNORED))
+    assert server.stderr.count("files are opened as they are read") == 2
+    assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 256
+
+
 def test_masks_follow_their_rows_to_any_rank_and_after_any_resume(
     target: str, corpus: Corpus
 ) -> None:

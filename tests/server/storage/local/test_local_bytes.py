@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ Store = TokenStore
 OpenCorpus = Callable[..., Store]
 
 
-@pytest.fixture(params=[map_store, pread_store], ids=["map", "pread"])
+@pytest.fixture(
+    params=[map_store, pread_store, partial(pread_store, open_max=1)], ids=["map", "pread", "few"]
+)
 def store_kind(request: pytest.FixtureRequest) -> Callable[..., Store]:
-    """Return how to open a store."""
+    """Return how to open a store; the last way keeps one file open."""
     found: Callable[..., Store] = request.param
     return found
 

@@ -330,7 +330,7 @@ def test_a_stale_handle_is_reopened_if_it_is_the_same_file(
     """After a failover a file server may have lost its handles: waiting does not help."""
     path = write_tokens(np.arange(5000))
     store = open_store(path)
-    (descriptor,) = store.files._files.numbers
+    (descriptor,) = store.files._files.for_preadv()[0]
     elsewhere = os.open("/dev/null", os.O_RDONLY)
     right = os.preadv
 
@@ -345,7 +345,7 @@ def test_a_stale_handle_is_reopened_if_it_is_the_same_file(
     os.close(elsewhere)
 
     assert gathered(store, 3, [7]) == [[7, 8, 9]]
-    assert store.files._files.numbers == [descriptor]
+    assert store.files._files.for_preadv()[0] == [descriptor]
     assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_NONBLOCK
 
 
