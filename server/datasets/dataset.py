@@ -24,6 +24,7 @@ from ..storage.documents import DocumentStarts, RowIndex, RowIndices
 from ..storage.store import TokenStore
 from .content import Content, fingerprint_of
 from .planes.loss_masks import LossMask
+from .planes.plane_files import PlaneFiles
 from .redactions.list_file import RedactionLists
 from .redactions.opening import original_digest, read_as_erased
 from .redactions.replaced_shards import ReplacedShards
@@ -56,7 +57,7 @@ class Dataset:
     fingerprint: bytes
     digest: bytes
     why_store: str = "unknown"
-    plane_files: list[LossMask] = field(default_factory=list)
+    plane_files: list[PlaneFiles] = field(default_factory=list)
     document_starts: DocumentStarts | None = None
     rows: RowIndices | None = None
     redactions: RedactionLists | None = None
@@ -65,9 +66,9 @@ class Dataset:
     @property
     def loss_mask(self) -> LossMask | None:
         """Its loss mask; None if it has none."""
-        return next(iter(self.plane_files), None)
+        return next((each for each in self.plane_files if isinstance(each, LossMask)), None)
 
-    def add_plane_files(self, plane: LossMask) -> None:
+    def add_plane_files(self, plane: PlaneFiles) -> None:
         """Deliver a plane with its rows; only before it is served."""
         self.plane_files.append(plane)
         self.store.add_plane(plane)
