@@ -167,14 +167,3 @@ def _readable(described: pb.DescribeResponse) -> list[str]:
 def _largest(described: pb.DescribeResponse) -> str:
     sizes = [(dataset.token_count, dataset.name) for dataset in described.datasets]
     return max(sizes, default=(0, ""))[1]
-
-
-def stuck(server: str, limit_seconds: float) -> Finding:
-    """Return the finding of an examination that did not end by its timeouts."""
-    return Finding(
-        "no-answer",
-        server,
-        "the examination of this server does not end",
-        f"it has taken {limit_seconds:g} s, although each step has a timeout",
-        "check this machine's name service, and its files with certificates and tokens",
-    )
