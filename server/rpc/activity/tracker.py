@@ -17,7 +17,7 @@ from tokenfeed.v1 import status_pb2 as pb
 from tokenfeed.wire.request import NO_HINTS, Hints, SampleList
 
 from ..frame_producer import EncodedFrame, FrameProducer
-from .counts import LINE_SECONDS, FrameCounts, Labels, RowCounts, Seconds, Totals
+from .counts import LINE_SECONDS, FrameCounts, Labels, RowCounts, Seconds, Sent, Totals
 from .streams import Caller, Stream, StreamKey, log_ended, log_opened
 
 STREAMS_KEPT = 4096
@@ -117,11 +117,6 @@ class Activity:
             )
             return [stream.status(now) for stream in found[:most]], max(0, len(found) - most)
 
-    def sent_of(self, dataset: str) -> tuple[int, int]:
-        """Return the rows of a dataset that were sent, and the bytes of their tokens."""
-        with self._lock:
-            return self._by_dataset().get(dataset, (0, 0))
-
     def bytes_per_second(self) -> float:
         """Return the rate of bytes of messages, over the last seconds."""
         now = time.monotonic()
@@ -133,15 +128,14 @@ class Activity:
         with self._lock:
             return self._frame_seconds.each()
 
-    def dataset_rates(self, dataset: str) -> tuple[float, float, list[int]]:
-        """Return the rates of rows and of token bytes, and token bytes in each second."""
-        now = time.monotonic()
+    def sent_of(self, dataset: str) -> Sent:
+        """Return what was sent of a dataset."""
+        now, unknown = time.monotonic(), (Seconds(), Seconds())
         with self._lock:
-            if dataset not in self._dataset_seconds:
-                return 0.0, 0.0, []
             rows, token_bytes = self._by_dataset().get(dataset, (0, 0))
-            of_rows, of_bytes = self._dataset_seconds[dataset]
-            return of_rows.rate(now, rows), of_bytes.rate(now, token_bytes), of_bytes.each()
+            of_rows, of_bytes = self._dataset_seconds.get(dataset, unknown)
+            rates = of_rows.rate(now, rows), of_bytes.rate(now, token_bytes)
+            return Sent(rows, token_bytes, *rates, of_bytes.each())
 
     def _frame_bytes(self) -> int:
         return sum(each.frame_bytes for each in self._frames.values())

@@ -121,10 +121,6 @@ class Status:
 
     def _dataset(self, dataset: Dataset) -> pb.DatasetStatus:
         store = dataset.store
-        rows_per_second, bytes_per_second, second_bytes = self._state.activity.dataset_rates(
-            dataset.name
-        )
-        rows, token_bytes = self._state.activity.sent_of(dataset.name)
         return pb.DatasetStatus(
             name=dataset.name,
             lost=_problem(dataset),
@@ -137,11 +133,7 @@ class Status:
             resident_share=self._residency.share(dataset.name),
             warm_up_share=self._state.warm_up.share(store),
             cold=store.cold,
-            rows=rows,
-            token_bytes=token_bytes,
-            rows_per_second=rows_per_second,
-            token_bytes_per_second=bytes_per_second,
-            second_bytes=second_bytes,
+            **self._state.activity.sent_of(dataset.name)._asdict(),
             making=_making(dataset),
         )
 

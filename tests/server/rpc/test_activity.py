@@ -160,7 +160,7 @@ def test_rates_are_those_of_the_last_seconds(clock: Clock) -> None:
             clock.now += 1
             activity.tick()
         (stream,), _ = activity.streams(9)
-        rows, token_bytes, each = activity.dataset_rates("train")
+        _, _, rows, token_bytes, each = activity.sent_of("train")
 
     assert stream.tokens_per_second == 0
     assert (rows, token_bytes) == (0, 0)

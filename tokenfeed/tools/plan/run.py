@@ -51,7 +51,7 @@ _OBJECTS = re.compile(r"\b(s3|gs|az|https)://")
 def run_plan(arguments: argparse.Namespace) -> None:
     """Print what a mixture will do."""
     path, target = _words(arguments)
-    tokens = read_tokens(arguments.tokens)
+    tokens = amount("tokens", arguments.tokens, "tokens")
     if arguments.global_batch_size is not None:
         require_range("global_batch_size", arguments.global_batch_size, 1, SAMPLE_END)
     asked = read_asked(arguments, path)
@@ -259,13 +259,6 @@ class PlanInput:
             elif asked is not None:
                 found[stage.index] = {n: asked.get(name, 0) for n, name in names.items()}
         return found
-
-
-def read_tokens(written: str) -> int:
-    """Return a number of tokens that is written as 1e12 or 2_000_000_000.  Raises:
-    InvalidRequest.
-    """
-    return amount("tokens", written, "tokens")
 
 
 def read_end_sample(written: str, tokens: int, stream: Stream, first_sample: int) -> int:

@@ -39,8 +39,8 @@ class StepRow(NamedTuple):
 class StepRows(NamedTuple):
     """Rows of one step, one rank after the other.
 
-    run: the run of batches that the step belongs to.  row_count: how many rows there are, which may be
-    more than fit into memory.
+    run: the run of batches that the step belongs to.  row_count: how many rows there are, which may
+    be more than fit into memory.
     """
 
     run: Run

@@ -47,7 +47,10 @@ def run_top(arguments: argparse.Namespace) -> None:
         raise InvalidRequest("count", f"{count} is not at least 1")
     source = ServerStatus(arguments.target, with_environment(token=TOKEN_VARIABLE), WAIT_SECONDS)
     try:
-        _show(source, pause_seconds, count, as_json=arguments.json)
+        if count is None and not arguments.json and sys.stdout.isatty():
+            _watch(source, pause_seconds)
+        else:
+            _print(source, pause_seconds, count or 1, as_json=arguments.json)
     except KeyboardInterrupt:
         return  # the usual end
     except TokenfeedError as error:
@@ -56,13 +59,6 @@ def run_top(arguments: argparse.Namespace) -> None:
         ) from None
     finally:
         source.close()
-
-
-def _show(source: ServerStatus, pause_seconds: float, count: int | None, *, as_json: bool) -> None:
-    if count is None and not as_json and sys.stdout.isatty():
-        _watch(source, pause_seconds)
-    else:
-        _print(source, pause_seconds, count or 1, as_json=as_json)
 
 
 def _print(source: ServerStatus, pause_seconds: float, count: int, *, as_json: bool) -> None:
