@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from typing import NamedTuple
 
 from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
@@ -27,7 +29,7 @@ from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.runtime.threads.executors import Executor, make_executor
-from tokenfeed.server.storage.documents import RowIndex
+from tokenfeed.server.storage.documents import RowIndex, what_of
 from tokenfeed.server.storage.documents.rows_builder import (
     FileDocuments,
     FileRows,
@@ -39,6 +41,20 @@ from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.option_names import CACHE_DIR
 from tokenfeed.stream.position import require_range
 
+_SECONDS_PER_PIECE = 1.1e-7
+_SECONDS_PER_ROW = 1.6e-7
+_SECONDS_PER_LENGTH = 2.5e-5
+_DOCUMENTS_PER_LENGTH = 40
+"""The last three only of packed-1, where each length of pieces that a file has takes one step. They
+fit the figures of docs/documents-and-packing.md; for 100,000 documents a file they are up to three
+times too much. Two processes took about a second longer, to hand over the results. 2 shared cores,
+2026-11.
+"""
+_SEARCH_SECONDS_PER_TOKEN = 2.1e-9
+"""To search the documents of uint16 tokens in memory: 2.0 to 2.3 ns of a core. 2 shared cores,
+2026-11."""
+_DOCUMENT_TOKENS = 1000
+"""While the documents are not known."""
 _WORKERS_MAX = 1 << 12
 _MEMORY_SHARE = 1.0
 """Of the memory that is available: this process has no other work."""
@@ -102,10 +118,11 @@ def _run(arguments: argparse.Namespace) -> None:
     source, options = parse_dataset(arguments)
     # Before a thread is started: workers are forks.
     with workers_of(arguments.executor, arguments.workers) as run:
+        how = workers_named(arguments.executor, arguments.workers)
         # The tasks of a cluster are on other machines.
         here = (arguments.workers or 1) if arguments.executor == "local" else 0
         storage = StorageOptions(options.read)
-        pack(source, options.formats, storage, options.planes, key, run, here)
+        pack(source, options.formats, storage, options.planes, key, run, how, here)
 
 
 def key_of(order: str, context_length: int, long_documents: str) -> RowsKey:
@@ -132,6 +149,13 @@ def workers_of(executor: str, workers: int | None) -> Iterator[Run | None]:
         yield run
 
 
+def workers_named(executor: str, workers: int | None) -> str:
+    """Return in words what `workers_of` lends; its time is that of one core."""
+    if executor == "ray":
+        return "on a Ray cluster" if workers is None else f"in {workers} tasks on a Ray cluster"
+    return "in one process" if (workers or 1) == 1 else f"in {workers} processes"
+
+
 def pack(
     source: DatasetSource,
     options: FormatOptions,
@@ -139,12 +163,13 @@ def pack(
     planes: PlaneOptions,
     key: RowsKey,
     run: Run | None,
+    how: str,
     workers: int,
 ) -> None:
     """Make the rows of a dataset, unless they are stored, and print what they are.
 
-    run: what makes them in other processes; None: this one does.  workers: processes of this
-    machine, each of which has a file in memory.
+    run: what makes them in other processes; None: this one does.  how: the same in words.
+    workers: processes of this machine, each of which has a file in memory.
     Raises: TokenfeedError.
     """
     cure = "use smaller files, or a machine with more memory"
@@ -153,11 +178,19 @@ def pack(
     memory = Memory(_MEMORY_SHARE, workers, cure)
     checks = TokenChecks(serves=False)
     with closing(open_dataset(source, options, checks, storage, planes=planes)) as dataset:
+        # A search may take much longer than all that follows.
+        starts = dataset.document_starts
+        is_searched = starts is None or starts.is_known
+        if not is_searched:
+            print_estimate(dataset, key, how)
         dataset.search_now()
         assert dataset.rows is not None
         builder = dataset.rows.builder(key, memory, run)
         index = builder.find()
         if index is None:
+            builder.require_memory()
+            if is_searched:
+                print_estimate(dataset, key, how)
             index = builder.make()
         with closing(index):
             if not index.path:
@@ -165,6 +198,52 @@ def pack(
                 cure = "pass --cache-dir with a folder that can be written and has room"
                 raise WriteFailed(dataset.store.shards[0].path, f"{problem}; {cure}")
             print(summary(dataset, index, key))
+
+
+class Estimate(NamedTuple):
+    """What rows take, on one core, and on disk."""
+
+    seconds: float
+    megabytes: float
+
+
+def estimate(key: RowsKey, *, token_count: int, document_count: int, file_count: int) -> Estimate:
+    """Return about what it takes to make rows of these documents, if their lengths are exponential:
+    then this many pieces are cut off them.
+    """
+    length = key.context_length
+    kept_share = -math.expm1(-length * document_count / max(1, token_count))
+    pieces = document_count / kept_share if document_count else 0.0
+    if key.order != packed_v1.NAME:
+        return Estimate(_SECONDS_PER_PIECE * pieces, 8 * pieces / 1e6)
+    rows = token_count / length
+    lengths = min(length, document_count / file_count / _DOCUMENTS_PER_LENGTH)
+    seconds = _SECONDS_PER_PIECE * pieces + _SECONDS_PER_ROW * rows
+    seconds += _SECONDS_PER_LENGTH * lengths * file_count
+    return Estimate(seconds, 8 * (pieces + rows) / 1e6)
+
+
+def print_estimate(dataset: Dataset, key: RowsKey, how: str) -> None:
+    """Print to stderr about how long it takes, and how much disk.  how: by which processes."""
+    tokens = dataset.store.shape.token_count
+    assert dataset.document_starts is not None
+    if not dataset.document_starts.is_known:
+        documents = max(1, tokens // _DOCUMENT_TOKENS)
+        what = f"{tokens:,} tokens, whose documents are searched first; if these have "
+        what += f"{_DOCUMENT_TOKENS:,} tokens each"
+        search_seconds = _SEARCH_SECONDS_PER_TOKEN * tokens
+    else:
+        documents, search_seconds = dataset.document_starts.count, 0.0
+        what = f"{documents:,} documents of {tokens:,} tokens"
+    files = len(dataset.store.shards)
+    found = estimate(key, token_count=tokens, document_count=documents, file_count=files)
+    print(
+        f"{what_of(key)}, {how}: {what}: about "
+        f"{max(1, round(found.seconds + search_seconds)):,} s and "
+        f"{max(0.1, found.megabytes):,.1f} MB",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def summary(dataset: Dataset, index: RowIndex, key: RowsKey) -> str:

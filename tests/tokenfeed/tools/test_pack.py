@@ -26,7 +26,7 @@ from tests.support.commands import run
 from tests.support.full_disk import FullDisk
 from tests.support.ray_cluster import ray_cluster
 from tests.support.waiting import eventually
-from tokenfeed.server.storage.documents import index_file, rows_builder
+from tokenfeed.server.storage.documents import index_file, rows_builder, starts_builder
 from tokenfeed.tools import pack
 from tokenfeed.tools.pack import main
 
@@ -59,6 +59,10 @@ def test_it_stores_the_rows_and_says_what_they_are(
     assert f" {sum(map(len, rows)):,} pieces, fill {100 * targets / len(rows) / 50:.2f} %" in line
     assert f" {single} of one token, 0 dropped, 0 truncated, 0 tokens cropped" in line
     assert line.endswith(f" {path.stat().st_size:,} bytes in {path}")
+    assert said.err.startswith(
+        f"rows of packed-1 for context length 50, in one process: {documents} documents of "
+        f"{sum(map(sum, LENGTHS)):,} tokens: about 1 s and 0.1 MB\n"
+    )
 
 
 @pytest.mark.parametrize("kind", ["packed cut", "padded cut", "padded drop", "padded truncate"])
@@ -112,6 +116,7 @@ def test_it_does_nothing_if_the_rows_are_there(
 
     assert path.stat() == before
     assert lines[0].out == lines[1].out
+    assert "about" not in lines[1].err
 
 
 def test_a_server_finds_what_was_stored(corpus: Corpus) -> None:
@@ -152,6 +157,22 @@ def test_documents_by_a_delimiter_and_the_cache_folder(
     assert f"{documents:,} documents" in capsys.readouterr().out
     assert len(kept_files(cache)) == 1
     assert kept_files(tmp_path / "raw") == []
+
+
+def test_a_large_corpus_is_estimated_before_its_documents_are_searched(
+    write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search may take much longer than all that follows."""
+    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 0)
+    path = str(write_tokens(np.arange(20_000) % 50, "raw/train.bin"))
+    words = [path, "--dtype", "uint16", "--document-end-token", "3", "--order", "padded"]
+
+    assert main([*words, "--context-length", "20", "--long", "drop", "--workers", "2"]) == 0
+
+    assert capsys.readouterr().err.startswith(
+        "rows of padded-1, long documents drop, for context length 20, in 2 processes: 20,000 "
+        "tokens, whose documents are searched first; if these have 1,000 tokens each: about 1 s "
+    )
 
 
 def test_packed_rows_crop_nothing(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,18 +274,42 @@ def test_it_can_be_stopped_at_any_moment(tmp_path: Path, signal_number: int) -> 
 def stopped_after(
     delay_seconds: float, words: list[str], signal_number: int
 ) -> tuple[int, list[str]]:
-    """Send a signal this long after its workers have started, unless it is done.  Returns: its exit
-    code, and the paths of its workers in /proc.
+    """Send a signal this long after the estimate, unless it is done.  Returns: its exit code, and
+    the paths of its workers in /proc.
     """
     command = [sys.executable, "-m", "tokenfeed.tools.pack", *words]
-    with subprocess.Popen(command, cwd=ROOT) as running:
-        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
-        assert eventually(lambda: len(children.read_text().split()) == 2)
-        workers = [f"/proc/{pid}" for pid in children.read_text().split()]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        assert any("about" in line for line in running.stderr)
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        assert len(children) == 2
+        workers = [f"/proc/{pid}" for pid in children]
         with suppress(subprocess.TimeoutExpired):
             running.wait(delay_seconds)
         running.send_signal(signal_number)
         return running.wait(10), workers
+
+
+@pytest.mark.parametrize(
+    ("order", "context_length", "seconds", "megabytes"),
+    [
+        ("packed", 512, 6.0, 353),
+        ("packed", 2048, 2.4, 133),
+        ("packed", 8192, 5.6, 90),
+        ("packed", 65536, 7.6, 81),
+        ("padded", 2048, 1.3, 94),
+    ],
+)
+def test_the_estimate_is_near_to_what_was_measured(
+    order: str, context_length: int, seconds: float, megabytes: float
+) -> None:
+    """The figures of docs/documents-and-packing.md: 10^7 documents of 1,000 tokens, in 16 files."""
+    key = pack.key_of(order, context_length, "cut")
+
+    found = pack.estimate(key, token_count=10**10, document_count=10**7, file_count=16)
+
+    assert found.seconds == pytest.approx(seconds, rel=0.35)
+    assert found.megabytes == pytest.approx(megabytes, rel=0.05)
 
 
 def test_its_constants_are_those_of_the_orders() -> None:
