@@ -163,7 +163,8 @@ def _add_plan(commands: _Commands) -> None:
     number(
         "--global-batch-size",
         metavar="N",
-        help="rows of a step of all ranks: delays of stages are then shown in steps too",
+        help="rows of a step of all ranks: delays of stages are then shown in steps too, and "
+        "smaller blocks are offered for more than 50 steps",
     )
     add_prices(add)
     _add_plan_files(add)

@@ -653,3 +653,18 @@ def _left_out(printed: dict[str, Any]) -> dict[tuple[int, str], int | None]:
         for stage in printed["stages"]
         for name, tokens in stage["left_out_tokens"].items()
     }
+
+
+def test_plan_of_one_source_that_reads_its_group_to_the_end_offers_no_smaller_blocks(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The change comes hundreds of steps late, and the size of a block is not the reason."""
+    path = tmp_path / "mixture.toml"
+    path.write_text('order = "blocks"\nweights = {web = 1}\n')
+    changes = ["--change-context-length", "2=32768", "--group-tokens", str(GROUP_BLOCKS * U)]
+    words = ["plan", str(path), "--tokens", "9e6", "--context-length", "16384", *changes]
+
+    found = _printed(capsys, *words, "--global-batch-size", "1", target, "--json")
+
+    assert found["stages"][1]["delay_steps"] > 50
+    assert found["smaller_blocks"] is None

@@ -205,16 +205,17 @@ def test_the_plan_has_the_share_of_positions_with_a_target(
     assert columns == {name: [f"{100 * share:.4g}", "%"] for name, share in shares.items()}
 
 
-def test_smaller_blocks_begin_a_stage_earlier(mixture: Path, target: str, plan: Plan) -> None:
-    """The cure of a stage that the plan shows to begin too late."""
+def test_smaller_blocks_do_what_the_plan_says(mixture: Path, target: str, plan: Plan) -> None:
+    """The file that it asks for has all stages in time."""
     words = ("--tokens", "1e4", "--context-length", T, "--global-batch-size", 1)
     found = plan(mixture, *words, target)
     assert found["stages"][1]["delay_steps"] == 74
 
-    mixture.write_text(f"block = 50\n{FILE}")
+    mixture.write_text(f"block = {found['smaller_blocks']['block']}\n{FILE}")
 
     found = plan(mixture, *words, target)
     assert found["stages"][1]["delay_steps"] == 24
+    assert found["smaller_blocks"] is None
 
 
 def test_a_state_shows_what_was_seen_and_what_comes(

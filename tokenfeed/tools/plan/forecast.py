@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
+from tokenfeed.client.feed.mixture.block_weights import largest_remainders, worst_deviation
 from tokenfeed.client.feed.mixture.recipe import first_end, limits_of
 from tokenfeed.sampling.mixture import counts_at
 from tokenfeed.stream.schedule import Exhausted, left_out, without_exhausted
 from tokenfeed.stream.stage import Source, Stage
 from tokenfeed.stream.stream import Stream
+
+DELAY_STEPS_MAX = 50
+"""Beyond this delay of a stage, smaller blocks are offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +181,49 @@ def _samples(stream: Stream, place: int, first_sample: int, end_sample: int) -> 
         return {}
     before, after = (counts_at(stage, stream.seed, sample) for sample in (first, end))
     return {number: after[number] - before[number] for number in stage.weights}
+
+
+class SmallerBlocks(NamedTuple):
+    """A limit of the block size with which every stage begins less than DELAY_STEPS_MAX steps
+    (batches of all ranks) late, and what it costs.
+
+    block: that limit, in samples.  stage, source: index of the stage and number of the source whose
+    share would be off the most.  asked_share, share: the share of that source that was asked for,
+    and the share that it would have; 0 if it would get no sample.  deviation: of share from
+    asked_share, relative to asked_share.
+    """
+
+    block: int
+    stage: int
+    source: int
+    asked_share: Fraction
+    share: Fraction
+    deviation: Fraction
+
+
+def smaller_blocks(stages: Sequence[StageForecast], global_batch_size: int) -> SmallerBlocks | None:
+    """Return the blocks with which no stage begins too late; None if no stage begins more than
+    DELAY_STEPS_MAX steps late anyway, or not because of its blocks: a single source reads its group
+    of blocks to the end before the context length changes.
+
+    stages: all stages of a mixture, with their proportions.  global_batch_size: rows of a step, of
+    all ranks together.
+    """
+    block = DELAY_STEPS_MAX * global_batch_size
+    if all(each.delay_samples <= block for each in stages):
+        return None
+    return max(
+        (_with_blocks(each, block) for each in stages if each.stage.block_size > block),
+        key=lambda found: found.deviation,
+        default=None,
+    )
+
+
+def _with_blocks(forecast: StageForecast, block: int) -> SmallerBlocks:
+    assert forecast.proportions is not None
+    asked = {str(number): part for number, part in forecast.proportions.items()}
+    counts = largest_remainders(asked, block)
+    name, deviation = worst_deviation(asked, counts)
+    asked_share = Fraction(asked[name], sum(asked.values()))
+    share = Fraction(counts[name], block)
+    return SmallerBlocks(block, forecast.stage.index, int(name), asked_share, share, deviation)

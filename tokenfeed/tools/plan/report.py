@@ -12,7 +12,7 @@ from tokenfeed.client.feed.stats import SourceStats
 from tokenfeed.commands.prices import Prices
 from tokenfeed.stream.schedule import Exhausted
 
-from .forecast import Forecast, StageForecast
+from .forecast import DELAY_STEPS_MAX, Forecast, StageForecast, smaller_blocks
 
 _AMOUNT = ("samples", "tokens", "epochs")
 
@@ -56,6 +56,7 @@ class Report:
             "ended_by": None if first is None else self._name(first.source),
             "stages": [self._stage(stage) for stage in planned.stages],
             "sources": {self._name(each): self._source(each) for each in planned.numbers},
+            "smaller_blocks": self._smaller_blocks(),
             "object_store": self._bills(),
         }
 
@@ -110,6 +111,23 @@ class Report:
     def _amount(self, source: int, samples: int, tokens: int) -> dict[str, Any]:
         epochs = _float(self.planned.epochs(source, tokens))
         return dict(zip(_AMOUNT, (samples, tokens, epochs), strict=True))
+
+    def _smaller_blocks(self) -> dict[str, Any] | None:
+        planned = self.planned
+        # What a state has behind it stays as it is, and so does the size of its blocks.
+        if self.global_batch_size is None or self.seen is not None:
+            return None
+        found = smaller_blocks(planned.stages, self.global_batch_size)
+        if found is None:
+            return None
+        shares = {name: float(getattr(found, name)) for name in ("asked_share", "share")}
+        return {
+            "block": found.block,
+            "stage": found.stage,
+            "source": self._name(found.source),
+            **shares,
+            "deviation": float(found.deviation),
+        }
 
     def _delay_steps(self, each: StageForecast) -> float | None:
         """Return by how many steps a stage begins late: a step keeps its tokens."""
@@ -167,6 +185,8 @@ class Report:
             first, last = left[0]["stage"], left[-1]["stage"]
             which = f"stage {first} is" if len(left) == 1 else f"stages {first} to {last} are"
             lines += [f"{which} not reached", ""]
+        if plain["smaller_blocks"] is not None:
+            lines += _smaller_blocks_lines(plain["smaller_blocks"])
         lines += self._total_lines(plain["sources"])
         for name, each in plain["object_store"].items():
             bill = f"{each['gets']:,} GETs, {each['bytes']:,} bytes, {each['dollars']:,.2f} dollars"
@@ -255,6 +275,25 @@ class Report:
             yield f"nothing is left from sample {planned.first_sample:,} on"
         if not planned.exhausted:
             yield "no source is exhausted"
+
+
+def _smaller_blocks_lines(values: Mapping[str, Any]) -> Iterable[str]:
+    yield (
+        f"Some stages begin more than {DELAY_STEPS_MAX} steps late. Smaller blocks begin them "
+        "earlier. Write this into the file, with weights that are shares such as 0.7:"
+    )
+    yield f"  block = {values['block']:_}"
+    share = f"the share of {values['source']} in stage {values['stage']}"
+    asked, found = (_percent(values[key]) for key in ("asked_share", "share"))
+    if not values["deviation"]:
+        cost = "All shares stay exact"
+    elif values["share"]:
+        off = _percent(values["deviation"])
+        cost = f"Then {share} is {found} instead of {asked}, off by {off}, the most of all"
+    else:
+        cost = f"But {share}, {asked}, is less than a sample of it: give it more, or leave it out"
+    yield f"{cost}."
+    yield ""
 
 
 def _shown(values: Mapping[str, Any]) -> tuple[str, str, str]:

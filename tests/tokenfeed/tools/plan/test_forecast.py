@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from client import InvalidRequest
 from tests.support import reference
 from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
+from tokenfeed.client.feed.mixture.block_weights import block_weights, proportions
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage
@@ -20,6 +21,7 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.tools.plan.forecast import (
     Forecast,
     forecast,
+    smaller_blocks,
 )
 from tokenfeed.tools.plan.report import Report
 
@@ -141,6 +143,29 @@ def test_a_plan_up_to_the_last_sample_there_is_is_exact() -> None:
 def test_a_source_that_cannot_fill_the_first_block_is_refused_as_by_a_feed() -> None:
     with pytest.raises(InvalidRequest, match=re.escape("sources.0.max_epochs: is 2, which are 8")):
         planned([AskedStage(0, (9, 1))], [4, 4], end_sample=100, max_epochs={"0": 2})
+
+
+def test_smaller_blocks_are_offered_with_what_they_cost() -> None:
+    """A share of 0.017 % takes blocks of 100,000 samples: the next stage begins up to that late."""
+    shares = {"0": 0.99983, "1": 0.00017}
+    weights, parts = block_weights(shares), proportions(shares)
+    asked = [AskedStage(0, tuple(weights.values())), AskedStage(1, (1, 1))]
+
+    given = {0: dict(enumerate(parts.values())), 1: {0: 1, 1: 1}}
+    found = planned(asked, [9, 9], end_sample=10**6, proportions=given)
+
+    assert found.stages[1].delay_samples == 99_999
+    assert found.stages[0].asked_share(1) == Fraction(17, 100_000)
+    offer = smaller_blocks(found.stages, 200)
+    assert offer is not None
+    assert (offer.block, offer.stage, offer.source) == (10_000, 0, 1)
+    assert (offer.asked_share, offer.share) == (Fraction(17, 100_000), Fraction(2, 10_000))
+    assert offer.deviation == Fraction(3, 17)
+    assert block_weights(shares, offer.block) == {"0": 9_998, "1": 2}
+    assert smaller_blocks(found.stages, 2000) is None
+    too_small = smaller_blocks(found.stages, 2)
+    assert too_small is not None
+    assert (too_small.block, too_small.share, too_small.deviation) == (100, 0, 1)
 
 
 def test_a_trillion_tokens_in_a_thousand_stages_of_a_hundred_sources_are_planned_at_once() -> None:
