@@ -17,7 +17,7 @@ from tokenfeed.errors import InvalidCorpus, Option
 from tokenfeed.stream import identity
 
 from ..runtime.threads.parallel import map_in_threads
-from ..storage.bytes import PIECE_BYTES, Extents, Piece, StoredShard
+from ..storage.bytes import Extents, StoredShard
 from ..storage.formats import Layout, Stored
 from ..storage.halves import Halves, StoredTokens, rule_out_halves
 from ..storage.narrowing import TokenScan
@@ -70,16 +70,20 @@ class Content:
         read: Callable[[int, int, int], bytes],
         stopped: Callable[[], bool] = lambda: False,
         above_limit: str = f"not below {VOCAB_SIZE} {{}}",
+        *,
+        readers: int = _READERS,
     ) -> None:
         """Read nothing yet.
 
         read: `read` or `read_served` of the store.  stopped: whether to stop reading, which raises
         InvalidCorpus.  above_limit: how to call a token that is at or above the limit of `scan`.
+        readers: threads that read; 1 is the caller's.
         """
         self._store = store
         self._read = read
         self._stopped = stopped
         self._above_limit = above_limit
+        self._readers = readers
         ends = np.cumsum(store.shape.token_counts * store.stored.itemsize).tolist()
         self._firsts, self._ends = [0, *ends[:-1]], ends
         self.size_bytes: int = ends[-1]
@@ -106,11 +110,13 @@ class Content:
         blocks = identity.content_blocks(self.size_bytes, complete=complete)
         scan_block = partial(self._unless_stopped, scan_block)
         while group := list(itertools.islice(blocks, _BLOCKS_AT_ONCE)):
-            if group[0][1] - group[0][0] < _THREADED_BYTES_MIN:
+            is_small = group[0][1] - group[0][0] < _THREADED_BYTES_MIN
+            if is_small:
                 self._read_ahead(group)
+            if is_small or self._readers == 1:
                 yield from map(scan_block, group)
             else:
-                yield from map_in_threads(scan_block, group, _READERS, "tokenfeed-scan")
+                yield from map_in_threads(scan_block, group, self._readers, "tokenfeed-scan")
 
     def _read_ahead(self, blocks: Iterable[tuple[int, int]]) -> None:
         """Start to read small blocks ahead, all of them at once."""
@@ -193,71 +199,6 @@ def _invalid_token(
     elif not limit:
         limit = "above the maximum of uint32"
     return InvalidCorpus(shard.path, f"token {index} is {value}, {limit}", option, DTYPE)
-
-
-class SequentialDigest:
-    """The digest of tokens that are read in order, as a warm-up does.
-
-    facts: the store's facts before the first read.  seconds: time spent on hashing; in the result
-    of `read_in_turn`, on reading too.
-    """
-
-    def __init__(self, store: TokenStore) -> None:
-        """Start before the first token."""
-        self.facts = store.files.facts
-        self.seconds = 0.0
-        self._store = store
-        self._hashes: list[bytes] = []
-        self._block = hashlib.sha256()
-        self._left_bytes = identity.BLOCK_BYTES
-        self._missing_bytes = int(store.shape.token_counts.sum()) * store.stored.itemsize
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all tokens were added."""
-        return not self._missing_bytes
-
-    def add(self, piece: Piece) -> None:
-        """Add the next piece."""
-        began = time.monotonic()
-        content = piece.content
-        self._missing_bytes -= len(content or b"")
-        while content:
-            part = content[: self._left_bytes]
-            self._block.update(part)
-            self._left_bytes -= len(part)
-            content = content[len(part) :]
-            if not self._left_bytes:
-                self._end_block()
-        self.seconds += time.monotonic() - began
-
-    def digest(self) -> bytes:
-        """Return the digest of all tokens, 32 bytes. Only if is_complete."""
-        assert self.is_complete
-        if self._left_bytes < identity.BLOCK_BYTES:
-            self._end_block()
-        return digest_of(self._store, self._hashes)
-
-    def _end_block(self) -> None:
-        self._hashes.append(self._block.digest())
-        self._block, self._left_bytes = hashlib.sha256(), identity.BLOCK_BYTES
-
-
-def read_in_turn(store: TokenStore, stopped: Callable[[], bool]) -> SequentialDigest:
-    """Read the served tokens in this thread, one MiB at a time: all of them, or fewer once
-    stopped() is true.  Raises: CorpusChanged, Unreadable.
-    """
-    began = time.monotonic()
-    reading = SequentialDigest(store)
-    for index, count in enumerate(store.shape.token_counts.tolist()):
-        size_bytes = count * store.stored.itemsize
-        for first in range(0, size_bytes, PIECE_BYTES):
-            if stopped():
-                return reading
-            content = store.files.read_served(index, first, min(PIECE_BYTES, size_bytes - first))
-            reading.add(Piece(0, memoryview(content)))
-    reading.seconds = time.monotonic() - began
-    return reading
 
 
 def fingerprint_of(store: TokenStore, blocks: Iterable[Block]) -> bytes:

@@ -1,8 +1,8 @@
 """Preloads datasets that fit into memory, in the background while they are served, and computes
 their missing digests.
 
-Reading a file once in order is many times faster than reading it at random. A store that reads the
-bytes hashes them while it preloads; the digest of a mapped store is computed afterwards.
+Reading a file once in order is many times faster than reading it at random. Digests are computed
+afterwards, from what is then in memory.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from tokenfeed.errors import CorpusChanged, Unreadable
+from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 
 from ..runtime.exceptions import log_exception, log_safe_name
 from ..runtime.process import memory_limit
-from ..storage.bytes import Piece
 from ..storage.store import TokenStore
-from .content import SequentialDigest, read_in_turn
+from .content import Content, digest_of
 from .dataset import Dataset
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -63,20 +62,15 @@ class WarmUp:
             self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        preloaded: dict[TokenStore, SequentialDigest] = {}
+        preloaded: list[TokenStore] = []
         try:
             os.nice(_NICENESS)  # of this thread alone, on Linux
             bytes_max = self._bytes_max
             if bytes_max is None:
                 bytes_max = int(_ROOM_SHARE * memory_limit.available_bytes())
-            unknown = {dataset.store for dataset in self._datasets if not dataset.digest}
             chosen = _chosen(self._datasets, bytes_max)
             self._done_bytes = dict.fromkeys(chosen, 0)
-            for store in chosen:
-                reading = SequentialDigest(store)
-                add = reading.add if store in unknown else None
-                if self._warm(store, add) == store.files.memory_bytes:
-                    preloaded[store] = reading
+            preloaded += filter(self._warm, chosen)
         except Exception:  # noqa: BLE001 - the server works without a warm-up
             log_exception(logging.ERROR, "warm-up failed")
         # Digests come last: streams wait for pages, and nothing waits for a digest.
@@ -87,28 +81,26 @@ class WarmUp:
                 continue
             problem = "not all of it was preloaded"
             if dataset.store in preloaded:
-                problem = self._take_digest(dataset, preloaded[dataset.store])
+                problem = self._take_digest(dataset)
             if problem:
                 cure = "tokenfeed verify computes it"
                 _LOG.info("digest unknown dataset=%s: %s; %s", dataset.name, problem, cure)
 
-    def _warm(self, store: TokenStore, add: Callable[[Piece], None] | None) -> int:
-        """Preload a store; return how many bytes.  add: called with each piece."""
+    def _warm(self, store: TokenStore) -> bool:
+        """Preload a store; return whether all of it was."""
 
-        def on_piece(piece: Piece) -> None:
-            self._done_bytes[store] = piece.done_bytes
-            if add:
-                add(piece)
+        def on_progress(done_bytes: int) -> None:
+            self._done_bytes[store] = done_bytes
 
-        done_bytes = warm(store, self._closed.is_set, on_piece)
-        if done_bytes < store.files.memory_bytes:
+        is_complete = warm(store, self._closed.is_set, on_progress) == store.files.memory_bytes
+        if not is_complete:
             del self._done_bytes[store]
-        return done_bytes
+        return is_complete
 
-    def _take_digest(self, dataset: Dataset, reading: SequentialDigest) -> str:
+    def _take_digest(self, dataset: Dataset) -> str:
         """Compute and store a dataset's digest.  Returns: the reason if it failed, else ""."""
         try:
-            return take_digest(dataset, self._closed.is_set, reading)
+            return take_digest(dataset, self._closed.is_set)
         except Exception:  # noqa: BLE001 - the other digests must still be computed
             log_exception(logging.ERROR, "digest failed dataset=%s", dataset.name)
             return "its computation failed"
@@ -147,12 +139,12 @@ def fitting(stores: Sequence[TokenStore], bytes_max: int) -> list[TokenStore]:
 def warm(
     store: TokenStore,
     stopped: Callable[[], bool],
-    on_piece: Callable[[Piece], None] | None = None,
+    on_progress: Callable[[int], None] = lambda done_bytes: None,
 ) -> int:
     """Preload all of a store; return how many bytes were preloaded.
 
-    on_piece: called with each piece.  Ends early once stopped() is true, or if the store has failed
-    or cannot be read. Logs the start and the end.
+    on_progress: called with the bytes that are preloaded, again and again.  Ends early once
+    stopped() is true, or if the store has failed or cannot be read. Logs the start and the end.
     """
     size_bytes = store.files.memory_bytes
     _LOG.info("warm-up started dataset=%s bytes=%d", store.name, size_bytes)
@@ -160,10 +152,8 @@ def warm(
     done_bytes = 0
     reason = "complete"
     try:
-        for piece in store.files.bring_in():
-            done_bytes = piece.done_bytes
-            if on_piece:
-                on_piece(piece)
+        for done_bytes in store.files.bring_in():
+            on_progress(done_bytes)
             if stopped():
                 reason = "stopped"
                 break
@@ -180,27 +170,25 @@ def warm(
     return done_bytes
 
 
-def take_digest(
-    dataset: Dataset, stopped: Callable[[], bool], reading: SequentialDigest | None = None
-) -> str:
-    """Compute a dataset's digest and store it next to its files; if they cannot be written, only in
-    memory.
+def take_digest(dataset: Dataset, stopped: Callable[[], bool]) -> str:
+    """Compute a dataset's digest in this thread and store it next to its files; if they cannot be
+    written, only in memory.
 
-    reading: what a warm-up has read; if that is not all, this thread reads the dataset now. Ends
-    early once stopped() is true.  Returns: the reason if the digest is not known yet, else "".
+    Ends early once stopped() is true.  Returns: the reason if the digest is not known yet, else "".
     """
-    store = dataset.store
+    store, began = dataset.store, time.monotonic()
+    facts = store.files.facts
+    content = Content(store, store.files.read_served, stopped, readers=1)
     try:
-        if reading is None or not reading.is_complete:
-            reading = read_in_turn(store, stopped)
+        hashes = [block.sha256 for block in content.hashed(complete=True)]
     except (CorpusChanged, Unreadable):
         return "its files changed, or cannot be read"
-    if stopped() or not reading.is_complete:
+    except InvalidCorpus:
         return "the server was stopped"
     # Compare more than the modification times, which can be set back.
-    if not store.files.unchanged_since(reading.facts, stopped):
+    if not store.files.unchanged_since(facts, stopped):
         return "the server was stopped" if stopped() else "its files changed"
-    content_digest = reading.digest()
+    content_digest = digest_of(store, hashes)
     found = dataset.original_digest(content_digest)
     if not found:
         problem = "some of its tokens were erased before it was known"
@@ -216,7 +204,7 @@ def take_digest(
         "digest dataset=%s sha256=%s seconds=%.1f kept=%s",
         dataset.name,
         found.hex(),
-        reading.seconds,
+        time.monotonic() - began,
         kept,
     )
     return ""

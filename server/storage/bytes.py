@@ -98,19 +98,6 @@ class Extents(NamedTuple):
         return Extents(self.file[places], self.first_byte[places], self.sizes[places])
 
 
-class Piece(NamedTuple):
-    """A part that has been preloaded into memory.
-
-    done_bytes: bytes that are in memory by now; bytes that are not tokens count as done, and need
-    not be read.  content: the tokens of the part as they are stored, in the order of the files and
-    without a gap, valid until the next piece is requested; None if they were preloaded without
-    being read.
-    """
-
-    done_bytes: int
-    content: memoryview | None = None
-
-
 class ReadCounts(NamedTuple):
     """What was read since the start.
 
@@ -276,8 +263,10 @@ class Bytes(Protocol):
         Raises: CorpusChanged, Unreadable.
         """
 
-    def bring_in(self) -> Iterator[Piece]:
-        """Preload all of it, piece by piece.  Raises: CorpusChanged, Unreadable, OSError."""
+    def bring_in(self) -> Iterator[int]:
+        """Preload all of it, and yield how many bytes are in memory by now; those that need not be
+        read count too.  Raises: CorpusChanged, Unreadable, OSError.
+        """
 
     # --- changes ---
 

@@ -75,7 +75,7 @@ class ScriptedServer:
     longest_file_tokens: int = 0
     document_rows: Callable[[pb.DescribeRequest], pb.OrderRows] | None = None
     contract_revisions: Sequence[int] = (CONTRACT_REVISION,)
-    clock_ahead_seconds: float | None = None
+    clock_ahead_seconds: float = 0.0
     address: str = ""
 
     def get_batch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -110,8 +110,7 @@ class ScriptedServer:
             datasets=[dataset] * self.datasets,
             contract_revisions=self.contract_revisions,
         )
-        if self.clock_ahead_seconds is not None:
-            response.server_time_ms = int(1000 * (time.time() + self.clock_ahead_seconds))
+        response.server_time_ms = int(1000 * (time.time() + self.clock_ahead_seconds))
         return response.SerializeToString()
 
 

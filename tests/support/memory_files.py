@@ -26,7 +26,6 @@ from tokenfeed.server.storage.bytes import (
     ByteArray,
     Extents,
     IsErasedFile,
-    Piece,
     ReadCounts,
     SameContent,
     Submit,
@@ -190,16 +189,16 @@ class MemoryBytes:
         self.require_intact()
         return self.read(shard, first_byte, size_bytes)
 
-    def bring_in(self) -> Iterator[Piece]:
+    def bring_in(self) -> Iterator[int]:
         done_bytes = 0
         for index, shard in enumerate(self.shards):
             layout = shard.layout
             for first in range(0, layout.content_bytes, PIECE_BYTES):
                 size_bytes = min(PIECE_BYTES, layout.content_bytes - first)
                 done_bytes += size_bytes
-                yield Piece(done_bytes, memoryview(self.read(index, first, size_bytes)))
+                yield done_bytes
             done_bytes = sum(each.size_bytes for each in self.shards[: index + 1])
-            yield Piece(done_bytes)
+            yield done_bytes
 
     def require_intact(self) -> None:
         if self.failed:

@@ -36,7 +36,7 @@ def run_describe(arguments: argparse.Namespace) -> None:
         credentials=with_environment(),
     )
     print(f"tokenfeed {described.server_version} at {arguments.target}")
-    revisions = ", ".join(map(str, described.contract_revisions)) or "older than revision 2"
+    revisions = ", ".join(map(str, described.contract_revisions))
     print(f"contract: {revisions}")
     print(f"orders: {', '.join(described.orders)}")
     print(f"largest batch: {described.limits.batch_bytes_max:,} bytes")

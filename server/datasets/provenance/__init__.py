@@ -3,11 +3,9 @@
     locate.py       rows -> the ranges of tokens that they are made of
     find.py         documents, or tokens -> the rows that have them
     coverage.py     samples -> the ranges of tokens that they have, all together
-    marks.py        what of a row is redacted or deleted
     spans.py        spans of rows, cut at documents and compared with ranges
-    sources.py      the datasets of a stream, and what an answer says of their files
+    sources.py      the datasets of a stream, and what an answer says of them and of rows
     documents.py    documents of a dataset: by number, by id, and by their tokens
-    names.py        names that are safe to show
 
 They run a plan, or invert it, and read no tokens. Every answer is bounded: the caller asks again
 for the rest.

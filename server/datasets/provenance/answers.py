@@ -23,8 +23,7 @@ from .coverage import coverage
 from .documents import DatasetDocuments
 from .find import find
 from .locate import locate
-from .marks import Marks, RowMarks, unmarked
-from .sources import Sources
+from .sources import Marks, RowMarks, Sources, unmarked
 
 Check = Callable[[Request, Expected], tuple[Sequence[Dataset], RowStore, bytes]]
 """Returns the dataset of each source, the store of their rows, and the identity of the stream.

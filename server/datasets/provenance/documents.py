@@ -9,6 +9,7 @@ The index of a file is read when it is first needed, one file at a time, and kep
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, NotFound, Unreadable, shortened
 
 from ...runtime.exceptions import log_safe_name
@@ -28,7 +30,6 @@ from ...storage.door import exists, size_of
 from ...storage.formats import Documents
 from ...storage.formats.document_ids import SUFFIX, DocumentIds, ids_path
 from ..dataset import Dataset
-from .names import escaped, file_name
 
 Numbers = npt.NDArray[np.int64]
 Item = TypeVar("Item")
@@ -100,7 +101,7 @@ class DatasetDocuments:
     def files_named(self, name: str) -> list[int]:
         """Return the files of a name, as it is shown: without a folder, and escaped."""
         if self._file_names is None:
-            self._file_names = [file_name(shard.path) for shard in self._shards]
+            self._file_names = [shown_name(shard.path) for shard in self._shards]
         return [file for file, known in enumerate(self._file_names) if known == name]
 
     @property
@@ -172,7 +173,7 @@ class DatasetDocuments:
             found = [document for one in search.found for document in self.described(*one)]
         if not found:
             name = self._dataset.name
-            problem = f"no document of {name!r} has the id {escaped(shortened(wanted))!r}"
+            problem = f"no document of {name!r} has the id {printable(shortened(wanted))!r}"
             has_ids = any(self._ids_path(file) for file in range(len(self._shards)))
             raise NotFound("document_id", problem if has_ids else f"{problem}: it has no ids")
         return found
@@ -186,7 +187,7 @@ class DatasetDocuments:
         return [
             Document(
                 known.first_number + number,
-                "" if ids is None else escaped(ids.id_of(number)),
+                "" if ids is None else printable(ids.id_of(number)),
                 file,
                 int(known.first_tokens[number]),
                 int(known.end_tokens[number]),
@@ -250,17 +251,15 @@ class DatasetDocuments:
 
     def _search(self, wanted: str, search: _Search, most: int, end: float | None) -> None:
         """Search the ids of the files that were not searched yet."""
-        count = len(self._shards)
+        count, shown = len(self._shards), printable(shortened(wanted))
         while search.next_file < count:
             file = search.next_file
             path = self._ids_path(file)
             if path:
                 numbers = self._searched(file, path, wanted)
                 if search.count + len(numbers) > most:
-                    problem = f"more than {most} documents have the id"
-                    raise InvalidRequest(
-                        "document_id", f"{problem} {escaped(shortened(wanted))!r}; find them singly"
-                    )
+                    problem = f"more than {most} documents have the id {shown!r}"
+                    raise InvalidRequest("document_id", f"{problem}; find them singly")
                 if numbers:
                     search.found.append((file, numbers))
             search.next_file += 1
@@ -317,6 +316,11 @@ class DatasetDocuments:
             )
             what = f"{name!r} has an index of documents, or ids, that cannot be read"
             raise Unreadable("dataset", f"{what}; the log of this server names it") from error
+
+
+def shown_name(path: str) -> str:
+    """Return the name of a file as answers have it: escaped, without its folder."""
+    return printable(os.path.basename(path))
 
 
 @dataclass(slots=True)

@@ -21,8 +21,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 from ...storage.documents import RowIndex
 from ..redactions.ranges import TokenRanges
 from .documents import IDS_MAX, DatasetDocuments, Document
-from .marks import Marks, RowMarks, messages, unmarked
-from .sources import Sources, range_message
+from .sources import Marks, RowMarks, Sources, messages, range_message, unmarked
 from .spans import Candidates, NumberRanges, Parts, overlaps
 
 Numbers = npt.NDArray[np.int64]

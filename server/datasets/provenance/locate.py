@@ -15,8 +15,7 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.wire.request import Request
 
-from .marks import SPAN_BYTES, Marks, messages, unmarked
-from .sources import Sources, range_message
+from .sources import SPAN_BYTES, Marks, Sources, messages, range_message, unmarked
 from .spans import Candidates, cut
 
 Numbers = npt.NDArray[np.int64]

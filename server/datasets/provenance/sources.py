@@ -1,9 +1,12 @@
-"""The datasets of a stream, and what an answer says of their files and documents."""
+"""The datasets of a stream, and what an answer says of their files, documents and marks: tokens of
+rows that are redacted or deleted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +17,15 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..dataset import Dataset
-from .documents import DatasetDocuments, Document
-from .names import file_name
+from .documents import DatasetDocuments, Document, shown_name
 
 Numbers = npt.NDArray[np.int64]
 
+RowSpans: TypeAlias = Sequence[Sequence[tuple[int, int]]]
+"""Of each row, [first, end) of some of its tokens."""
+
+SPAN_BYTES = 12
+"""About the size of a TokenSpan in an answer."""
 INDEX_BYTES_MAX = 32 << 20
 """Indices and ids that a call reads, but for those of its first file."""
 INDEX_FILES_MAX = 256
@@ -49,7 +56,7 @@ class Sources:
             pb.SourceFile(
                 source=self.stream.numbers[source],
                 file=file,
-                name=file_name(self.datasets[source].store.shards[file].path),
+                name=shown_name(self.datasets[source].store.shards[file].path),
             )
             for source, file in sorted(set(found))
         ]
@@ -92,3 +99,30 @@ def range_message(
             end_token=document.end_token,
         ),
     )
+
+
+class RowMarks(NamedTuple):
+    """Of each row: the tokens that redactions replace, and those that are deleted."""
+
+    redacted: RowSpans
+    deleted: RowSpans
+
+    def counts(self) -> list[int]:
+        """Return how many spans each row has."""
+        each = zip(self.redacted, self.deleted, strict=True)
+        return [len(redacted) + len(deleted) for redacted, deleted in each]
+
+
+Marks: TypeAlias = Callable[[Spans], RowMarks]
+"""Returns those of some rows."""
+
+
+def unmarked(spans: Spans) -> RowMarks:
+    """Return the marks of rows in which nothing is redacted or deleted."""
+    nothing: RowSpans = [()] * len(spans)
+    return RowMarks(nothing, nothing)
+
+
+def messages(spans: Sequence[tuple[int, int]]) -> list[pb.TokenSpan]:
+    """Return spans of a row as an answer has them."""
+    return [pb.TokenSpan(first_token=first, end_token=end) for first, end in spans]

@@ -11,7 +11,7 @@ A frame of 1 MiB takes a millisecond or so, and counting it a few microseconds.
 from __future__ import annotations
 
 from .counts import BOUNDS, RATE_SECONDS, FrameCounts, Histogram, Labels
-from .streams import Caller, StreamSnapshot
+from .streams import Caller
 from .tracker import ENDED_SECONDS, FORGET_SECONDS, STREAMS_KEPT, Activity, CallActivity
 
 __all__ = [
@@ -26,5 +26,4 @@ __all__ = [
     "FrameCounts",
     "Histogram",
     "Labels",
-    "StreamSnapshot",
 ]

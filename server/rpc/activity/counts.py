@@ -112,6 +112,18 @@ class Totals(NamedTuple):
     frames: dict[Labels, FrameCounts]
 
 
+class Sent(NamedTuple):
+    """What was sent of a dataset since the start; its rates over the last seconds; and the bytes of
+    its tokens in each of them. The fields are those of DatasetStatus.
+    """
+
+    rows: int
+    token_bytes: int
+    rows_per_second: float
+    token_bytes_per_second: float
+    second_bytes: list[int]
+
+
 class Seconds:
     """Totals at the end of each of the last seconds, for rates."""
 

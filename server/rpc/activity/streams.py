@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tokenfeed.stream.position import Position
+from tokenfeed.v1 import status_pb2 as pb
 from tokenfeed.wire.request import SampleList
 
 from .counts import RATE_SECONDS
@@ -16,6 +17,7 @@ from .counts import RATE_SECONDS
 _LOG = logging.getLogger("tokenfeed.server")
 
 _NAMES_LOGGED = 8
+_DATASETS_LISTED = 32
 
 
 class Caller(NamedTuple):
@@ -108,67 +110,38 @@ class Stream:
         self.pass_time(now)
         self.readings.append(_Reading(now, self.tokens, self.make_seconds, self.send_seconds))
 
-
-class StreamRates(NamedTuple):
-    """Averages over the last seconds.
-
-    tokens_per_second.  waits_for_server, waits_for_client: shares of the time, in [0, 1].
-    """
-
-    tokens_per_second: float
-    waits_for_server: float
-    waits_for_client: float
-
-
-class StreamSnapshot(NamedTuple):
-    """A stream at one time; the fields are those of Stream."""
-
-    key: StreamKey
-    datasets: Sequence[str]
-    batch_size: int
-    next_sample: int
-    rows: int
-    tokens: int
-    calls: int
-    age_seconds: float
-    idle_seconds: float
-    rates: StreamRates
-    trainer_sample: int | None
-    is_last: bool
-
-
-def snapshot(stream: Stream, now: float) -> StreamSnapshot:
-    """Return what a stream is at a time, by time.monotonic."""
-    stream.pass_time(now)
-    return StreamSnapshot(
-        stream.key,
-        stream.datasets,
-        stream.position.batch_size,
-        stream.next_sample,
-        stream.rows,
-        stream.tokens,
-        stream.calls,
-        now - stream.began_at,
-        now - stream.moved_at,
-        _rates(stream, now),
-        stream.trainer_sample,
-        stream.is_last and not stream.calls,
-    )
-
-
-def _rates(stream: Stream, now: float) -> StreamRates:
-    """Return the averages since the oldest reading, or since the stream began."""
-    first = _Reading(stream.began_at, 0, 0.0, 0.0)
-    if len(stream.readings) == stream.readings.maxlen:
-        first = stream.readings[0]
-    seconds = now - first.at
-    if seconds <= 0:
-        return StreamRates(0.0, 0.0, 0.0)
-    return StreamRates(
-        (stream.tokens - first.tokens) / seconds,
-        min(1.0, (stream.make_seconds - first.make_seconds) / seconds),
-        min(1.0, (stream.send_seconds - first.send_seconds) / seconds),
-    )
+    def status(self, now: float) -> pb.StreamStatus:
+        """Return what the status service tells of it; averages are those since the oldest reading,
+        or since it began.  now: by time.monotonic.
+        """
+        self.pass_time(now)
+        key, first = self.key, _Reading(self.began_at, 0, 0.0, 0.0)
+        if len(self.readings) == self.readings.maxlen:
+            first = self.readings[0]
+        seconds = now - first.at
+        share = 1 / seconds if seconds > 0 else 0.0
+        return pb.StreamStatus(
+            client_name=key.client_name,
+            address=key.address,
+            rank=key.rank,
+            world_size=key.world_size,
+            batch_size=self.position.batch_size,
+            context_length=key.context_length,
+            order=key.order,
+            datasets=self.datasets[:_DATASETS_LISTED],
+            datasets_omitted=max(0, len(self.datasets) - _DATASETS_LISTED),
+            next_sample=self.next_sample,
+            rows=self.rows,
+            tokens=self.tokens,
+            tokens_per_second=share * (self.tokens - first.tokens),
+            waits_for_server=min(1.0, share * (self.make_seconds - first.make_seconds)),
+            waits_for_client=min(1.0, share * (self.send_seconds - first.send_seconds)),
+            calls=self.calls,
+            age_seconds=now - self.began_at,
+            idle_seconds=now - self.moved_at,
+            trainer_sample=self.trainer_sample,
+            has_ended=self.is_last and not self.calls,
+        )
 
 
 def log_opened(stream: Stream, first_sample: int) -> None:

@@ -13,11 +13,12 @@ import numpy as np
 
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import MIXTURE
+from tokenfeed.v1 import status_pb2 as pb
 from tokenfeed.wire.request import NO_HINTS, Hints, SampleList
 
 from ..frame_producer import EncodedFrame, FrameProducer
-from .counts import LINE_SECONDS, FrameCounts, Labels, RowCounts, Seconds, Totals
-from .streams import Caller, Stream, StreamKey, StreamSnapshot, log_ended, log_opened, snapshot
+from .counts import LINE_SECONDS, FrameCounts, Labels, RowCounts, Seconds, Sent, Totals
+from .streams import Caller, Stream, StreamKey, log_ended, log_opened
 
 STREAMS_KEPT = 4096
 """Beyond it, streams without a call are forgotten, those first whose last call is oldest."""
@@ -104,7 +105,7 @@ class Activity:
             }
             return Totals(rows, {labels: each.copy() for labels, each in self._frames.items()})
 
-    def streams(self, most: int) -> tuple[list[StreamSnapshot], int]:
+    def streams(self, most: int) -> tuple[list[pb.StreamStatus], int]:
         """Return streams, and how many others there are.  most: to return. Those with a call come
         first, of these the one that moved longest ago; then the others, the latest first.
         """
@@ -114,12 +115,7 @@ class Activity:
                 self._streams.values(),
                 key=lambda one: (0, one.moved_at) if one.calls else (1, -one.moved_at),
             )
-            return [snapshot(stream, now) for stream in found[:most]], max(0, len(found) - most)
-
-    def sent_of(self, dataset: str) -> tuple[int, int]:
-        """Return the rows of a dataset that were sent, and the bytes of their tokens."""
-        with self._lock:
-            return self._by_dataset().get(dataset, (0, 0))
+            return [stream.status(now) for stream in found[:most]], max(0, len(found) - most)
 
     def bytes_per_second(self) -> float:
         """Return the rate of bytes of messages, over the last seconds."""
@@ -132,15 +128,14 @@ class Activity:
         with self._lock:
             return self._frame_seconds.each()
 
-    def dataset_rates(self, dataset: str) -> tuple[float, float, list[int]]:
-        """Return the rates of rows and of token bytes, and token bytes in each second."""
-        now = time.monotonic()
+    def sent_of(self, dataset: str) -> Sent:
+        """Return what was sent of a dataset."""
+        now, unknown = time.monotonic(), (Seconds(), Seconds())
         with self._lock:
-            if dataset not in self._dataset_seconds:
-                return 0.0, 0.0, []
             rows, token_bytes = self._by_dataset().get(dataset, (0, 0))
-            of_rows, of_bytes = self._dataset_seconds[dataset]
-            return of_rows.rate(now, rows), of_bytes.rate(now, token_bytes), of_bytes.each()
+            of_rows, of_bytes = self._dataset_seconds.get(dataset, unknown)
+            rates = of_rows.rate(now, rows), of_bytes.rate(now, token_bytes)
+            return Sent(rows, token_bytes, *rates, of_bytes.each())
 
     def _frame_bytes(self) -> int:
         return sum(each.frame_bytes for each in self._frames.values())

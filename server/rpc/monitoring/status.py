@@ -22,7 +22,6 @@ from ...datasets.dataset import Dataset
 from ...runtime.process import memory_limit, use
 from ...storage.documents import what_of
 from ...storage.objects.counts import REQUESTS
-from ..activity import StreamSnapshot
 from ..admission import AdmissionControl, StreamLimits, add_service
 from ..refusals import abort_on_error
 from ..security import BearerTokens, has_token
@@ -32,7 +31,6 @@ from .server_state import ServerState
 SERVICE = pb.DESCRIPTOR.services_by_name["Status"].full_name
 STREAMS_LISTED = 1000
 _STREAMS_LISTED_MAX = 10_000
-_DATASETS_LISTED = 32
 _LIMITS = StreamLimits(streams=8, peer_streams=8, send_timeout_seconds=10.0, by_option=False)
 
 
@@ -93,7 +91,7 @@ class Status:
             resident_bytes=used.resident_bytes,
             memory_limit_bytes=memory_limit.limit_bytes(),
             datasets=[self._dataset(state.datasets[name]) for name in sorted(state.datasets)],
-            streams=map(_stream, streams),
+            streams=streams,
             streams_omitted=omitted,
             streams_open=sum(each.open for each in totals.frames.values()),
             streams_max=state.calls.streams_max,
@@ -123,10 +121,6 @@ class Status:
 
     def _dataset(self, dataset: Dataset) -> pb.DatasetStatus:
         store = dataset.store
-        rows_per_second, bytes_per_second, second_bytes = self._state.activity.dataset_rates(
-            dataset.name
-        )
-        rows, token_bytes = self._state.activity.sent_of(dataset.name)
         return pb.DatasetStatus(
             name=dataset.name,
             lost=_problem(dataset),
@@ -139,11 +133,7 @@ class Status:
             resident_share=self._residency.share(dataset.name),
             warm_up_share=self._state.warm_up.share(store),
             cold=store.cold,
-            rows=rows,
-            token_bytes=token_bytes,
-            rows_per_second=rows_per_second,
-            token_bytes_per_second=bytes_per_second,
-            second_bytes=second_bytes,
+            **self._state.activity.sent_of(dataset.name)._asdict(),
             making=_making(dataset),
         )
 
@@ -172,32 +162,6 @@ def _making(dataset: Dataset) -> list[pb.Progress]:
     if dataset.rows is not None and (making := dataset.rows.making) is not None:
         found.append(pb.Progress(what=what_of(making[0]), share=making[1]))
     return found
-
-
-def _stream(seen: StreamSnapshot) -> pb.StreamStatus:
-    key, rates = seen.key, seen.rates
-    return pb.StreamStatus(
-        client_name=key.client_name,
-        address=key.address,
-        rank=key.rank,
-        world_size=key.world_size,
-        batch_size=seen.batch_size,
-        context_length=key.context_length,
-        order=key.order,
-        datasets=seen.datasets[:_DATASETS_LISTED],
-        datasets_omitted=max(0, len(seen.datasets) - _DATASETS_LISTED),
-        next_sample=seen.next_sample,
-        rows=seen.rows,
-        tokens=seen.tokens,
-        tokens_per_second=rates.tokens_per_second,
-        waits_for_server=rates.waits_for_server,
-        waits_for_client=rates.waits_for_client,
-        calls=seen.calls,
-        age_seconds=seen.age_seconds,
-        idle_seconds=seen.idle_seconds,
-        trainer_sample=seen.trainer_sample,
-        has_ended=seen.is_last,
-    )
 
 
 def _is_local(peer: str, *, loopback: bool) -> bool:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.threads.poll_rate import PollRate
-from ..bytes import PIECE_BYTES, ByteArray, Extents, Joint, Numbers, Piece
+from ..bytes import PIECE_BYTES, ByteArray, Extents, Joint, Numbers
 from ..door import ReadLayout
 from ..option_names import READ
 from . import syscalls
@@ -119,8 +119,8 @@ class MappedBytes(LocalBytes):
         self.require_intact()
         return content.tobytes()
 
-    def bring_in(self) -> Iterator[Piece]:
-        """Preload all of it, and enter it into the page table.
+    def bring_in(self) -> Iterator[int]:
+        """Preload all of it, and enter it into the page table; yields as `Bytes.bring_in`.
 
         Raises: CorpusChanged; OSError if a file was truncated; Unreadable.
         """
@@ -136,7 +136,7 @@ class MappedBytes(LocalBytes):
             self._start_reading(_between(firsts, address + ahead_bytes))
             requested_bytes = ahead_bytes
             self.with_retries(partial(self._populate, first, end))
-            yield Piece(end)
+            yield end
 
     def close(self) -> None:
         """Unmap the files. A gather in progress fails with CorpusChanged."""

@@ -22,7 +22,7 @@ from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.threads.poll_rate import PollRate
 from ...runtime.threads.worker_threads import WorkerThreads
-from ..bytes import PIECE_BYTES, ByteArray, Extents, Numbers, Piece
+from ..bytes import PIECE_BYTES, ByteArray, Extents, Numbers
 from ..door import ReadLayout
 from .descriptors import Descriptors, descriptors_for
 from .file_changes import FailedRead
@@ -174,7 +174,7 @@ class PreadBytes(LocalBytes):
         self.require_intact()
         return bytes(content)
 
-    def bring_in(self) -> Iterator[Piece]:
+    def bring_in(self) -> Iterator[int]:
         """Read all of it, in order.  Raises: CorpusChanged, Unreadable."""
         content = memoryview(bytearray(PIECE_BYTES))
         done_bytes = 0
@@ -190,11 +190,11 @@ class PreadBytes(LocalBytes):
                 self.with_retries(partial(self._read_part, _Part(index, place, piece)))
                 self.require_intact()
                 done_bytes += len(piece)
-                yield Piece(done_bytes, piece)
+                yield done_bytes
             if done_bytes < file_end_bytes:
                 # Bytes behind the tokens are never needed.
                 done_bytes = file_end_bytes
-                yield Piece(done_bytes)
+                yield done_bytes
 
     def close(self) -> None:
         """Close the files. A gather in progress fails with CorpusChanged."""

@@ -29,7 +29,6 @@ from ..bytes import (
     Extents,
     IsErasedFile,
     Numbers,
-    Piece,
     ReadCounts,
     SameContent,
     Submit,
@@ -322,7 +321,7 @@ class ObjectBytes:
         at = first - found.first_byte
         return bytes(found.content[at : at + size_bytes])
 
-    def bring_in(self) -> Iterator[Piece]:
+    def bring_in(self) -> Iterator[int]:
         """Preload nothing."""
         return iter(())
 

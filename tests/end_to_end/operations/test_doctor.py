@@ -28,8 +28,7 @@ from tests.support.ports import free_port
 from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.errors import TokenfeedError
 from tokenfeed.tools.__main__ import main
-from tokenfeed.tools.doctor.address import Server
-from tokenfeed.tools.doctor.network import Connection
+from tokenfeed.tools.doctor.network import Connection, Server
 from tokenfeed.tools.doctor.speed import read_rows
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 

@@ -106,10 +106,10 @@ def test_a_stream_s_time_is_divided_by_who_waited_for_whom(clock: Clock) -> None
         clock.now += 1.0
         (stream,), _ = activity.streams(9)
 
-    assert stream.rates.waits_for_server == pytest.approx(0.4)
-    assert stream.rates.waits_for_client == pytest.approx(0.6)
+    assert stream.waits_for_server == pytest.approx(0.4)
+    assert stream.waits_for_client == pytest.approx(0.6)
     assert stream.idle_seconds == pytest.approx(2.0)
-    assert (stream.tokens, stream.rates.tokens_per_second) == (32, pytest.approx(3.2))
+    assert (stream.tokens, stream.tokens_per_second) == (32, pytest.approx(3.2))
 
 
 def test_a_frame_that_waits_is_seen_before_it_is_taken(clock: Clock) -> None:
@@ -122,7 +122,7 @@ def test_a_frame_that_waits_is_seen_before_it_is_taken(clock: Clock) -> None:
             activity.tick()
         (stream,), _ = activity.streams(9)
 
-    assert stream.rates.waits_for_client == 1.0
+    assert stream.waits_for_client == 1.0
     assert (stream.calls, stream.idle_seconds) == (1, 30.0)
 
 
@@ -135,8 +135,8 @@ def test_a_call_ahead_is_not_waiting_while_another_makes_a_frame(clock: Clock) -
         (stream,), _ = activity.streams(9)
 
     assert stream.next_sample == 32, "not that of the call ahead"
-    assert stream.rates.waits_for_server == pytest.approx(0.75)
-    assert stream.rates.waits_for_client == pytest.approx(0.25)
+    assert stream.waits_for_server == pytest.approx(0.75)
+    assert stream.waits_for_client == pytest.approx(0.25)
     assert activity.totals().frames[Labels("train", "sequential-1")].opened == 1
 
 
@@ -160,9 +160,9 @@ def test_rates_are_those_of_the_last_seconds(clock: Clock) -> None:
             clock.now += 1
             activity.tick()
         (stream,), _ = activity.streams(9)
-        rows, token_bytes, each = activity.dataset_rates("train")
+        _, _, rows, token_bytes, each = activity.sent_of("train")
 
-    assert stream.rates.tokens_per_second == 0
+    assert stream.tokens_per_second == 0
     assert (rows, token_bytes) == (0, 0)
     assert each == [4 * ROW_BYTES] * 40 + [0] * 20
     assert activity.line() == [100] * 40 + [0] * 20
@@ -179,7 +179,7 @@ def test_a_stream_keeps_its_place_across_calls_and_ranks_are_apart(clock: Clock)
 
     streams, omitted = activity.streams(9)
     assert omitted == 0
-    assert [(each.key.rank, each.rows, each.next_sample) for each in streams] == [
+    assert [(each.rank, each.rows, each.next_sample) for each in streams] == [
         (3, 4, 45),
         (0, 8, 640),
     ]
@@ -248,7 +248,7 @@ def test_clients_that_hang_are_listed_before_those_that_ended(clock: Clock) -> N
             send(reads, clock, 4, 0.1, 0.1)
             streams, omitted = activity.streams(3)
 
-    assert [one.key.client_name for one in streams] == ["hangs", "reads", "ended 4"]
+    assert [one.client_name for one in streams] == ["hangs", "reads", "ended 4"]
     assert omitted == 4
 
 

@@ -12,7 +12,7 @@ from tokenfeed.commands.printable import printable
     [
         ("été 文", None, None, "été 文"),
         ("\x1b[2J\n", None, None, r"\x1b[2J\n"),
-        ("\u202eevil\udc80", None, None, r"\u202eevil\udc80"),
+        ("\u202eevil\udc80", None, None, r"\u202eevil\x80"),
         ("\x1b[2J", None, "?", "?[2J"),
         ("x" * 9, 9, None, "x" * 9),
         ("x" * 10, 9, None, "x" * 8 + "…"),

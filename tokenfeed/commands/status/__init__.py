@@ -3,8 +3,7 @@
     runs.py       streams -> the runs that they belong to
     states.py     what each stream does: whether it reads, who waits, whether it is behind
     attention.py  a status -> what is wrong, in sentences
-    rank_spans.py ranks -> the gaps between them
-    words.py      numbers and names -> text
+    words.py      numbers, names and ranks -> text
     view.py       a status -> figures and tables, in the order in which they are shown
 
 The server draws a page of it, the client lines of a terminal; they must not judge differently.

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from ...v1 import status_pb2 as pb
 from . import words
-from .rank_spans import absent, count_of, spans_of
 from .runs import Run, find_runs
 from .states import Level, State, states_of, usual_sample
+from .words import absent, count_of, spans_of
 
 POINTS_SHOWN = 20
 _MEMORY_SHARE = 0.9

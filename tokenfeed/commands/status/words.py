@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 from ...v1 import status_pb2 as pb
 from ..printable import printable as escaped
-from .rank_spans import Span, count_of
 
 NAME_SHOWN = 60
 """Characters of a name that are shown at most."""
@@ -135,3 +135,34 @@ def listing(parts: Sequence[str]) -> str:
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+class Span(NamedTuple):
+    """Ranks without a gap.  last: is one of them."""
+
+    first: int
+    last: int
+
+
+def spans_of(numbers: Iterable[int]) -> list[Span]:
+    """Return ranks as spans, in their order."""
+    spans: list[Span] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1].last + 1:
+            spans[-1] = Span(spans[-1].first, number)
+        else:
+            spans.append(Span(number, number))
+    return spans
+
+
+def absent(spans: Sequence[Span], world_size: int) -> list[Span]:
+    """Return the spans of the other ranks of a run. Takes the time of the ranks that are there."""
+    begins = [0, *(span.last + 1 for span in spans)]
+    ends = [*(min(span.first, world_size) for span in spans), world_size]
+    gaps = zip(begins, ends, strict=True)
+    return [Span(begin, end - 1) for begin, end in gaps if begin < end]
+
+
+def count_of(spans: Iterable[Span]) -> int:
+    """Return how many ranks these are."""
+    return sum(last - first + 1 for first, last in spans)

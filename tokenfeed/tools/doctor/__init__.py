@@ -3,8 +3,7 @@
 run          the command: all servers at once, and the report
 examination  one server, layer by layer
 findings     a problem with what was seen and what to change; exit codes
-address      addresses as they were typed -> servers to connect to
-network      TCP, and the first bytes of HTTP/2
+network      addresses as they were typed, TCP, and the first bytes of HTTP/2
 proxy        whether a proxy of the environment explains a failure
 tls          the handshake, and what the certificate says
 rpc          the first calls: token, contract, clock

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from tokenfeed.client.transport.channel import Channel
 from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.errors import NotFound, TokenfeedError
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
-from .address import Server, resolve, shown, unresolved
 from .findings import Diagnosis, Finding
-from .network import connect
+from .network import Server, connect, resolve, shown, unresolved
 from .proxy import explained
 from .report import ServerReport
 from .rpc import Answer, ask, refused
-from .speed import Load, read_rows, slowness
+from .speed import read_rows, slowness
 from .tls import check_plaintext, check_tls
 
 _DATASETS_MAX = 16
@@ -99,28 +99,18 @@ def read(report: ServerReport, settings: Settings) -> None:
     server, connection, answer = report.server, report.connection, report.answer
     if server is None or connection is None or answer is None:
         return
-    described, dataset = answer.described, ""
-
-    def rows_of(name: str, seconds: float) -> Load:
-        return read_rows(
-            server,
-            connection,
-            settings.credentials,
-            described,
-            name,
-            seconds=seconds,
-            timeout_seconds=settings.timeout_seconds,
-        )
-
+    described, dataset, timeout = answer.described, "", settings.timeout_seconds
+    of_server = (server, connection, settings.credentials, described)
+    rows_of = partial(read_rows, *of_server, timeout_seconds=timeout)
     try:
         for dataset in _readable(described)[:_DATASETS_MAX]:
-            rows_of(dataset, 0.0)
+            rows_of(dataset, seconds=0.0)
         dataset = settings.dataset or _largest(described)
         if settings.dataset and all(dataset != each.name for each in described.datasets):
             raise NotFound("--dataset", f"{dataset!r} is not served")
         if settings.seconds == 0 or dataset not in _readable(described):
             return
-        load = rows_of(dataset, settings.seconds)
+        load = rows_of(dataset, seconds=settings.seconds)
     except TokenfeedError as error:
         report.findings.append(refused(server, settings.credentials, error, dataset))
         return
@@ -139,11 +129,10 @@ def read(report: ServerReport, settings: Settings) -> None:
 
 def _show_answer(report: ServerReport, answer: Answer) -> None:
     described, clock = answer.described, answer.clock_seconds
-    clock_text = "unknown (an older server)" if clock is None else f"{round(clock, 2) + 0.0:+.2f} s"
     report.add(
         "answers",
         f"tokenfeed {described.server_version or 'of an unknown version'} in "
-        f"{1000 * answer.seconds:.1f} ms; its clock: {clock_text}",
+        f"{1000 * answer.seconds:.1f} ms; its clock: {round(clock, 2) + 0.0:+.2f} s",
         server_version=described.server_version,
         answer_seconds=answer.seconds,
         clock_seconds=clock,
@@ -169,14 +158,3 @@ def _readable(described: pb.DescribeResponse) -> list[str]:
 def _largest(described: pb.DescribeResponse) -> str:
     sizes = [(dataset.token_count, dataset.name) for dataset in described.datasets]
     return max(sizes, default=(0, ""))[1]
-
-
-def stuck(server: str, limit_seconds: float) -> Finding:
-    """Return the finding of an examination that did not end by its timeouts."""
-    return Finding(
-        "no-answer",
-        server,
-        "the examination of this server does not end",
-        f"it has taken {limit_seconds:g} s, although each step has a timeout",
-        "check this machine's name service, and its files with certificates and tokens",
-    )

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from .address import Server, shown
 from .findings import Finding
-from .network import opened
+from .network import Server, opened, shown
 
 _VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 """In gRPC's order; the last one is curl's."""

@@ -125,15 +125,11 @@ def _digits(value: bytes) -> str:
 
 
 def _clocks(answers: Answers) -> list[Finding]:
-    differences = {
-        server: answer.clock_seconds
-        for server, answer in answers.items()
-        if answer.clock_seconds is not None
-    }
-    off = {name: s for name, s in differences.items() if abs(s) > CLOCK_SECONDS_MAX}
+    seconds_of = {server: answer.clock_seconds for server, answer in answers.items()}
+    off = {name: s for name, s in seconds_of.items() if abs(s) > CLOCK_SECONDS_MAX}
     is_ours = (
         len(off) > 1
-        and len(off) == len(differences)
+        and len(off) == len(answers)
         and max(off.values()) - min(off.values()) < CLOCK_SECONDS_MAX
     )
     whose = "of this machine: the servers agree" if is_ours else "that is wrong"

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .address import Server
 from .findings import Finding, exit_code
-from .network import Connection
+from .network import Connection, Server
 from .rpc import Answer
 
 

@@ -23,8 +23,8 @@ from tokenfeed.errors import (
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import CONTRACT_REVISION
 
-from .address import Server
 from .findings import Diagnosis, Finding
+from .network import Server
 
 _CALLS = 5
 """Calls whose fastest one shows the round trip, and compares the clocks."""
@@ -35,13 +35,12 @@ class Answer:
     """What a server says.
 
     seconds: the time of its fastest answer on an open connection.  clock_seconds: how far its clock
-    is ahead of this machine's, at least; 0.0 if the answer is not exact enough to tell, None if it
-    does not say.
+    is ahead of this machine's, at least; 0.0 if the answer is not exact enough to tell.
     """
 
     described: pb.DescribeResponse
     seconds: float
-    clock_seconds: float | None
+    clock_seconds: float
 
 
 def ask(
@@ -115,13 +114,8 @@ def _ask_once(channel: Channel, timeout_seconds: float) -> Answer:
     began, began_at = time.perf_counter(), time.time()
     described = channel.ask(pb.DescribeRequest(), pb.DescribeResponse, timeout_seconds).result()
     seconds = time.perf_counter() - began
-    if not described.server_time_ms:
-        return Answer(described, seconds, None)
-    return Answer(
-        described,
-        seconds,
-        clock_difference(began_at, seconds, described.server_time_ms / 1000),
-    )
+    clock_seconds = clock_difference(began_at, seconds, described.server_time_ms / 1000)
+    return Answer(described, seconds, clock_seconds)
 
 
 def clock_difference(began_at: float, seconds: float, server_time: float) -> float:

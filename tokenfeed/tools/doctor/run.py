@@ -22,9 +22,9 @@ from tokenfeed.client.transport.credentials import Credentials, with_environment
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.wire.request import CONTRACT_REVISION
 
-from .address import Server
-from .examination import Settings, examine, read, servers_of, stuck
+from .examination import Settings, examine, read, servers_of
 from .findings import Finding, exit_code
+from .network import Server
 from .proxy import proxy_for
 from .replicas import compare
 from .report import ServerReport, as_json, text
@@ -147,7 +147,15 @@ def _examine_all(targets: Sequence[str], settings: Settings) -> list[ServerRepor
 
 
 def _stuck(name: str, limit_seconds: float) -> ServerReport:
-    return ServerReport(name, findings=[stuck(name, limit_seconds)])
+    """Return the report of an examination that did not end by its timeouts."""
+    finding = Finding(
+        "no-answer",
+        name,
+        "the examination of this server does not end",
+        f"it has taken {limit_seconds:g} s, although each step has a timeout",
+        "check this machine's name service, and its files with certificates and tokens",
+    )
+    return ServerReport(name, findings=[finding])
 
 
 def _at_once(

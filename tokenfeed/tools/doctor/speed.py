@@ -26,9 +26,8 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Request
 
-from .address import Server
 from .findings import Finding
-from .network import Connection, connect_seconds
+from .network import Connection, Server, connect_seconds
 
 _CONTEXT_LENGTH = 2048
 _BATCH_ROWS = 32

@@ -11,9 +11,8 @@ from tokenfeed.client.transport.addresses import host_and_port
 from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.client.transport.tls_check import TlsProblem, tls_problem
 
-from .address import Server
 from .findings import Diagnosis, Finding
-from .network import Place, greeting, opened, silent
+from .network import Place, Server, greeting, opened, silent
 
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl has no name for."""

@@ -2,17 +2,12 @@
 
 run_context.py  the run that they are asked about: known by its checkpoint, or assumed
 explain.py      where the rows of a step come from, and what they say
-selection.py    which rows these are
 find.py         which rows hold a document
-progress.py     how far a long search is
 manifest.py     everything that was read, as lines
 output.py       these lines as JSON, or as a parquet file
 words.py        names, ranges and errors as they are printed
 
 checkpoint.py   the states in a checkpoint of any kind (files/), without running its code
 runs.py         steps, ranks and rows <-> samples
-usage.py        what a run has consumed
 target.py       what is asked: its datasets, and the calls to servers
-epochs.py       where epochs of a source end
-rows.py         the tokens of rows
 """

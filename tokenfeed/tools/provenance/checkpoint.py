@@ -6,6 +6,8 @@ run, and no tensor is read.
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -16,13 +18,10 @@ from tokenfeed.client.feed.state import State, read_state
 from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidRequest, listed
 
-from .files import distributed_folder, json_file, safetensors_file, torch_file
+from .files import distributed_folder, torch_file
 from .files.checkpoint_file import Entry, Keys, opened, problem_of
 
 _KEYS = ("version", "sample", "stream", "history", "planes")
-_KEYS_BEFORE = ("version", "sample", "order", "seed", "context_length", "fingerprint")
-_SHAPES = (frozenset(_KEYS), frozenset(_KEYS_BEFORE))
-"""The keys of states: of this release, and of versions 1 to 5, which it refuses."""
 _SUFFIXES = (".json", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors")
 """Of files in a folder that may have a state, as Accelerate, Lightning and Transformers name
 them."""
@@ -30,6 +29,12 @@ _FILES_MAX = 1000
 _DEPTH_MAX = 100
 _CONTAINERS_MAX = 1_000_000
 _STATES_MAX = 1000
+_JSON_BYTES_MAX = 128 << 20
+"""A state has below 1 MB; the largest other JSON beside models are logs of training."""
+_HEADER_BYTES_MAX = 100_000_000
+"""Of safetensors, by its own definition."""
+_LENGTH = struct.Struct("<Q")
+_PREFIX_BYTES = _LENGTH.size + 1
 _NOT_FOUND = f"no dict with {', '.join(_KEYS)}"
 
 
@@ -91,7 +96,7 @@ def _in_folder(folder: Path) -> list[Entry]:
         raise problem_of(folder, f"cannot be read: {error.strerror}") from None
     is_distributed = any((folder / name).exists() for name in distributed_folder.METADATA)
     files = [name for name in names if Path(name).suffix in _SUFFIXES]
-    reads = [partial(distributed_folder.read_distributed, folder, _SHAPES)] * is_distributed
+    reads = [partial(distributed_folder.read_distributed, folder, _KEYS)] * is_distributed
     reads += [partial(_read_within, folder, name) for name in files]
     found: list[Entry] = []
     problems: list[InvalidRequest] = []
@@ -118,13 +123,12 @@ def _read_within(folder: Path, name: str) -> list[Entry]:
 def _read_file(path: Path) -> list[Entry]:
     """Return the values of a file, by what it begins with."""
     with opened(path) as (file, _):
-        prefix = file.read(safetensors_file.PREFIX_BYTES)
-    # First: a header of 640 bytes begins like a pickle, 80 02 in hexadecimal digits.
-    if safetensors_file.is_safetensors(prefix):
-        return safetensors_file.read_safetensors(path)
-    if prefix.startswith((torch_file.ZIP, torch_file.PICKLE)):
+        prefix = file.read(_PREFIX_BYTES)
+    if _is_safetensors(prefix):
+        return _read_safetensors(path)
+    if prefix.startswith(torch_file.ZIP):
         return torch_file.read_torch(path)
-    return json_file.read_json(path)
+    return _read_json(path)
 
 
 def _of_shape(path: Path, found: Sequence[Entry]) -> Iterator[Entry]:
@@ -134,7 +138,7 @@ def _of_shape(path: Path, found: Sequence[Entry]) -> Iterator[Entry]:
     state_count = 0
     while left:
         keys, value = left.pop()
-        if isinstance(value, dict) and any(value.keys() >= shape for shape in _SHAPES):
+        if isinstance(value, dict) and value.keys() >= set(_KEYS):
             state_count += 1
             if state_count > _STATES_MAX:
                 raise problem_of(path, f"has more than {_STATES_MAX} states of feeds")
@@ -167,3 +171,63 @@ def _validated(path: Path, found: Entry) -> CheckpointState:
     except InvalidRequest as error:
         place = f"{printable(path)}: {where}" if where else printable(path)
         raise InvalidRequest(error.subject, f"{error.problem} ({place})") from None
+
+
+def _read_json(path: Path) -> list[Entry]:
+    """Return the value of a file of JSON.  Raises: InvalidRequest."""
+    with opened(path) as (file, size_bytes):
+        if size_bytes > _JSON_BYTES_MAX:
+            problem = f"is no checkpoint of a known format, and too large for JSON: {size_bytes}"
+            raise problem_of(path, f"{problem} bytes; the maximum is {_JSON_BYTES_MAX}")
+        content = file.read(_JSON_BYTES_MAX)
+    if not content.strip():
+        raise problem_of(path, "is empty")
+    try:
+        return [Entry((), json.loads(content))]
+    except UnicodeDecodeError:
+        raise problem_of(
+            path, "is neither JSON nor a file of torch.save or safetensors, or it is truncated"
+        ) from None
+    except RecursionError:
+        raise problem_of(path, "is nested too deeply for JSON") from None
+    except ValueError as error:
+        raise problem_of(path, f"is not JSON: {error}") from None
+
+
+def _is_safetensors(prefix: bytes) -> bool:
+    """Return whether a file is one of safetensors, or the beginning of one.
+
+    prefix: its first _PREFIX_BYTES bytes.
+    """
+    if len(prefix) < _PREFIX_BYTES or prefix[-1:] != b"{":
+        return False
+    return bool(_LENGTH.unpack_from(prefix)[0] <= _HEADER_BYTES_MAX)
+
+
+def _read_safetensors(path: Path) -> list[Entry]:
+    """Return the texts in the header of a file that are JSON: a state is one in its `__metadata__`.
+
+    https://huggingface.co/docs/safetensors: 8 bytes, little-endian, are the length of the header,
+    which is JSON.  Raises: InvalidRequest.
+    """
+    with opened(path) as (file, size_bytes):
+        (header_bytes,) = _LENGTH.unpack(file.read(_LENGTH.size))
+        if header_bytes > size_bytes - _LENGTH.size:
+            problem = f"is truncated: its header has {header_bytes} bytes, but the file"
+            raise problem_of(path, f"{problem} {size_bytes}")
+        content = file.read(header_bytes)
+    try:
+        header = json.loads(content)
+    except (ValueError, RecursionError):
+        raise problem_of(path, "has a damaged header of safetensors") from None
+    texts = header.get("__metadata__", {})
+    if not isinstance(texts, dict):
+        raise problem_of(path, "has a damaged __metadata__ in its header of safetensors")
+    found = []
+    for name, text in texts.items():
+        if isinstance(text, str) and text.lstrip()[:1] in ("{", "["):
+            try:
+                found.append(Entry((name,), json.loads(text)))
+            except (ValueError, RecursionError):
+                continue  # a text that is no JSON has no state
+    return found

@@ -6,22 +6,29 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import repeat
+from dataclasses import dataclass
+from itertools import groupby, islice, repeat
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from tokenfeed.client.feed.history import Run
 from tokenfeed.client.feed.named import named_stage
+from tokenfeed.client.feed.options import PREFETCH_BYTES
+from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.source.open_source import open_to_look
 from tokenfeed.commands.decoding import decoder
 from tokenfeed.commands.output import require_stdout
-from tokenfeed.stream.position import require_range
+from tokenfeed.errors import BadFrame, Deleted, InvalidRequest
+from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..top.screen import encodable
-from .rows import Tokens, read_rows
 from .run_context import ROWS_END, RunContext, read_run
-from .runs import Segment
-from .selection import Selection, consecutive, selected
-from .target import Target
-from .words import DELETED, counted, escaped, pairs, printable_errors, span
+from .runs import Segment, StepRow, future, places_of, rows_of_step
+from .target import QUESTION_SECONDS, Target, request_of
+from .words import DELETED, counted, escaped, pairs, printable_errors, span, step_place
 
 REDACTED = "[redacted]"
 """What is printed in place of tokens."""
@@ -30,6 +37,10 @@ _RANGES_SHOWN = 50
 """Of a row; --json has all."""
 
 Decode = Callable[[Sequence[int]], str]
+Tokens = npt.NDArray[np.unsignedinteger]
+Row = dict[str, Any]
+"""A row to explain, as its answer begins: "rank", "row", None for a sample that is of no step; and
+"sample", or "is_padding"."""
 
 
 def run_explain(arguments: argparse.Namespace) -> None:
@@ -218,3 +229,122 @@ def _place(each: dict[str, Any]) -> str:
         named = f" {escaped(document['id'])}" if document["id"] else ""
         found += f", document {document['number']:,}{named}: {span(*document['tokens'])}"
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows that are asked for.
+
+    title: what they are.  step, run: None for a single sample.  left_out: more rows that are not
+    explained.
+    """
+
+    title: str
+    rows: Sequence[Row]
+    left_out: int = 0
+    step: int | None = None
+    run: Run | None = None
+
+
+def selected(context: RunContext, arguments: argparse.Namespace) -> Selection:
+    """Return the rows that the options select.  Raises: InvalidRequest."""
+    if arguments.sample is None:
+        return _of_step(context, arguments)
+    for name in ("step", "rank", "row"):
+        if getattr(arguments, name) is not None:
+            raise InvalidRequest(name, "is given together with --sample; pass one of them")
+    require_range("sample", arguments.sample, 0, SAMPLE_END)
+    title = f"sample {arguments.sample:,}"
+    if not context.is_assumed:
+        title += f", {_when(context, arguments.sample)}"
+    return Selection(title, [{"rank": None, "row": None, "sample": arguments.sample}])
+
+
+def _when(context: RunContext, sample: int) -> str:
+    """Return in words when a sample was read."""
+    places = places_of(context.history, np.array([sample]))[1:].T.tolist()
+    if read := [step_place(*place) for place in places]:
+        return f"read at {' and '.join(read)}"
+    is_unknown = not context.is_complete and sample < max(
+        context.sample, context.history.end_sample
+    )
+    return "unknown whether it was read" if is_unknown else "not read so far"
+
+
+def _of_step(context: RunContext, arguments: argparse.Namespace) -> Selection:
+    step, history, when = arguments.step, context.history, ""
+    if context.is_assumed:
+        if step is None:
+            raise InvalidRequest("step", "is missing; pass it, --sample, or --state")
+        for name in ("batch_size", "world_size"):
+            if getattr(arguments, name) is None:
+                raise InvalidRequest(
+                    name, "is missing; a step depends on it, so pass it or --state"
+                )
+    elif step is None:
+        if not context.steps:
+            raise InvalidRequest("state", "has no step; pass --sample")
+        step = context.steps - 1
+    elif step >= context.steps:
+        history = future(
+            history,
+            context.sample,
+            context.stream,
+            batch_size=arguments.batch_size,
+            world_size=arguments.world_size,
+        )
+        when = " still to come, if the run goes on as it is"
+    found = rows_of_step(history, step, arguments.rank, arguments.row)
+    run, rows = found.run, [_begun(row) for row in islice(found.rows, arguments.rows_max)]
+    sizes = f"{run.world_size:,} x {run.batch_size:,} rows"
+    return Selection(f"step {step:,}{when}: {sizes}", rows, found.row_count - len(rows), step, run)
+
+
+def _begun(found: StepRow) -> Row:
+    what = {"is_padding": True} if found.sample is None else {"sample": found.sample}
+    return {"rank": found.rank, "row": found.row, **what}
+
+
+def consecutive(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Yield the rows in groups of consecutive samples, or of padding."""
+
+    def since(place: tuple[int, Row]) -> int | None:
+        index, row = place
+        return row["sample"] - index if "sample" in row else None
+
+    for _, group in groupby(enumerate(rows), since):
+        yield [row for _, row in group]
+
+
+def read_rows(target: str, segment: Segment) -> Iterator[Tokens | None]:
+    """Yield the tokens of the samples of a segment, in order: [T + 1], padding included; None for a
+    row whose tokens were erased.
+
+    Raises: TokenfeedError.
+    """
+    dataset = open_to_look(target, request_of(segment), QUESTION_SECONDS)
+    try:
+        stream, at, end_sample = segment
+        row_count = end_sample - at
+        while at < end_sample:
+            part = request_of(Segment(stream, at, min(at + row_count, end_sample)))
+            rows = dataset.open_rows(part, prefetch_bytes=PREFETCH_BYTES, counters=Counters())
+            rows.start()
+            try:
+                for _ in range(part.row_count):
+                    blocks = rows.peek(1)
+                    if not blocks:
+                        raise BadFrame("GetBatch", f"has no row of sample {at}")
+                    yield blocks[0].tokens[0]
+                    rows.consume(1)
+                    at += 1
+            except Deleted:
+                # Of several rows it does not say which.
+                if row_count == 1:
+                    yield None
+                    at += 1
+                row_count = 1
+            finally:
+                rows.close()
+    finally:
+        dataset.close()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from fractions import Fraction
 from operator import itemgetter
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +21,12 @@ from tokenfeed.client.feed.history import History
 from tokenfeed.client.runtime.arguments import text
 from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest, StreamMismatch, TokenfeedError, listed
+from tokenfeed.sampling.mixture import counts_at
 from tokenfeed.stream.position import SAMPLE_END, require_range
+from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..top.screen import encodable
-from .epochs import end_of_epoch, epochs_between
-from .progress import Progress
 from .run_context import ROWS_END, RunContext, read_run
 from .runs import Segment, future, places_of, segments
 from .target import Target
@@ -36,8 +39,8 @@ WHEN = SEEN, SKIPPED, UNKNOWN, TO_COME = "seen", "skipped", "unknown", "to come"
 _LOOKED_FOR_SHOWN = 20
 _SPANS_SHOWN = 8
 _NUMBER_END = 1 << 63
-_EPOCHS_MAX = 10_000
-"""Still to come that are looked at."""
+_PROGRESS_SECONDS = 1.0
+_LONG_SECONDS = 3600.0
 
 
 def run_find(arguments: argparse.Namespace) -> None:
@@ -133,19 +136,13 @@ def _end_sample(context: RunContext, arguments: argparse.Namespace, numbers: Seq
         require_range("end_sample", end_sample, 1, SAMPLE_END)
     elif epochs is not None:
         require_range("epochs", epochs, 1, _NUMBER_END)
-    name = "epochs" if epochs is not None else "end_sample"
     if end_sample is None and number is not None and sample < SAMPLE_END:
         # By default the epochs that were begun.
-        end_sample = end_of_epoch(target, stream, number, epochs, sample)
+        end_sample = _end_of_epoch(target, stream, number, epochs, sample)
         if end_sample is None and (epochs is not None or context.is_assumed):
+            name = "epochs" if epochs is not None else "end_sample"
             raise InvalidRequest(name, "the order random has no epochs; pass --end-sample")
-    end_sample = max(end_sample or sample, sample)
-    if number is not None and getattr(arguments, name) is not None:
-        ahead_epochs = epochs_between(target, stream, number, sample, end_sample)
-        if ahead_epochs > _EPOCHS_MAX:
-            problem = f"is {ahead_epochs:,} epochs of the dataset ahead, and each has the same"
-            raise InvalidRequest(name, f"{problem} tokens; the maximum is {_EPOCHS_MAX:,}")
-    return end_sample
+    return max(end_sample or sample, sample)
 
 
 def _read_and_coming(
@@ -351,3 +348,108 @@ def _summary(found: dict[str, Any]) -> str:
         not_seen = [f"{counts[UNKNOWN]:,} unknown, which the history does not reach"]
     not_seen.append(f"{counts[TO_COME]:,} to come")
     return f"seen in {counted(seen, 'row')}{times}; {', '.join(not_seen)}"
+
+
+def _end_of_epoch(
+    target: Target, stream: Stream, number: int, epochs: int | None, sample: int
+) -> int | None:
+    """Return the sample, from a given one on, at which a source has ended epochs, or behind its
+    last sample if a later stage drops it before; None for an order without epochs.
+
+    number: is that of the source.  epochs: says how many; None is those that have ended at the
+    sample, and the next one.
+    """
+    last = SAMPLE_END - 1
+    before, at_last = (_epochs_before(target, stream, number, each) for each in (sample, last))
+    if before is None or at_last is None:
+        return None
+    wanted = min(Fraction(epochs if epochs is not None else int(before) + 1), at_last)
+
+    def has_ended(at: int) -> bool:
+        ended = _epochs_before(target, stream, number, at)
+        return ended is not None and ended >= wanted
+
+    low, high = sample, sample
+    while not has_ended(high):
+        low, high = high, min(2 * high + 1, last)
+    while low < high:
+        middle = (low + high) // 2
+        if has_ended(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _epochs_before(target: Target, stream: Stream, number: int, sample: int) -> Fraction | None:
+    """Return the epochs of a source before a sample, by the last stage that has the source; None
+    for an order without epochs.
+    """
+    for place in range(stream.place_of(sample), -1, -1):
+        stage, end = stream.stages[place], stream.end_of(place)
+        if number in {share.source for share in stage.shares}:
+            alone = target.alone(stream.sources[number], stage.context_length)
+            rows = target.rows_per_epoch(alone)
+            at = sample if end is None else min(sample, end)
+            own = counts_at(stage, stream.seed, at)[number]
+            return None if rows is None else Fraction(own, rows)
+    return Fraction(0)
+
+
+class Progress:
+    """A line on stderr for a search that takes longer than a second; and a warning if it takes more
+    than an hour, at the rate so far.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """samples: all that are looked at.  stream: by default stderr.  clock: in seconds."""
+        self._samples = samples
+        self._has_warned = False
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._shown = self._begun = clock()
+
+    def __enter__(self) -> Progress:
+        """Show nothing yet."""
+        return self
+
+    def show(self, done: float) -> None:
+        """Say how far it is.  done: in [0, 1]."""
+        now = self._clock()
+        if now - self._shown < _PROGRESS_SECONDS:
+            return
+        self._shown = now
+        if done > 0:
+            self._warn((now - self._begun) * (1 - done) / done)
+        text = f"looked at {100 * done:.1f} % of the rows"
+        is_terminal = self._stream.isatty()
+        print(
+            f"\r{text}" if is_terminal else text,
+            end="" if is_terminal else "\n",
+            file=self._stream,
+            flush=True,
+        )
+
+    def _warn(self, left_seconds: float) -> None:
+        if self._has_warned or left_seconds < _LONG_SECONDS:
+            return
+        self._has_warned = True
+        hours = left_seconds / _LONG_SECONDS
+        left = f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:.1f} hours"
+        print(
+            f"warning: to look at {self._samples:,} samples takes about {left} at this "
+            "rate; Ctrl-C ends it, and an earlier --end-sample takes less",
+            file=self._stream,
+            flush=True,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the line from a terminal."""
+        if self._shown != self._begun and self._stream.isatty():
+            self._stream.write("\r\033[K")
+            self._stream.flush()

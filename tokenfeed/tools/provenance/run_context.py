@@ -119,6 +119,6 @@ def _assumed(arguments: argparse.Namespace, target: Target) -> RunContext:
     of = f"the stream of {name}, seed {source.seed}, T={stream.context_length:,}"
     history, words = History(), f"assumed: {of}"
     if arguments.batch_size is not None or arguments.world_size is not None:
-        run = assumed(arguments.batch_size or 1, arguments.world_size or 1)
-        history, words = run.history, f"{words}; {run.words}"
+        history, how = assumed(arguments.batch_size or 1, arguments.world_size or 1)
+        words += f"; {how}"
     return RunContext(target, stream, 0, history, True, True, words)

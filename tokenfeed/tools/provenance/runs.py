@@ -8,7 +8,7 @@ into segments, each of which one request can ask for.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,25 +24,28 @@ Numbers = npt.NDArray[np.int64]
 
 _LAST = SAMPLE_END - 1
 """The greatest int64."""
-_ROWS_MAX = 1 << 22
-"""Of a step, at once: 100 MB."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepRows:
-    """Rows of one step, by rank and row.
-
-    step: its number in the run.  run: the run of batches that it belongs to.  rank, row, sample:
-    int64[n], one rank after the other.  is_padding: bool[n], rows behind the end of an epoch, or of
-    a context length, which have no target and no sample.
+class StepRow(NamedTuple):
+    """A row of a step.  sample: None behind the end of an epoch, or of a context length: such a row
+    is padding, and has no target.
     """
 
-    step: int
+    rank: int
+    row: int
+    sample: int | None
+
+
+class StepRows(NamedTuple):
+    """Rows of one step, one rank after the other.
+
+    run: the run of batches that the step belongs to.  row_count: how many rows there are, which may
+    be more than fit into memory.
+    """
+
     run: Run
-    rank: Numbers
-    row: Numbers
-    sample: Numbers
-    is_padding: npt.NDArray[np.bool_]
+    row_count: int
+    rows: Iterator[StepRow]
 
 
 def rows_of_step(
@@ -53,24 +56,15 @@ def rows_of_step(
     Raises: InvalidRequest if the history does not have the step, or the step not the rank or row.
     """
     run = _run_of(history, step)
-    ranks = _some("rank", rank, run.world_size)
-    rows = _some("row", row, run.batch_size)
-    if len(ranks) * len(rows) > _ROWS_MAX:
-        problem = f"is missing; step {step} has {len(ranks) * len(rows)} rows"
-        raise InvalidRequest("rank", f"{problem}, and {_ROWS_MAX} at once are the maximum")
-    rank_of, row_of = (
-        each.ravel() for each in np.meshgrid(*map(_numbers, (ranks, rows)), indexing="ij")
-    )
+    ranks, rows = _some("rank", rank, run.world_size), _some("row", row, run.batch_size)
     first = run.first_sample + (step - run.first_batch) * run.batch_size * run.world_size
-    since = rank_of * run.batch_size + row_of
-    return StepRows(
-        step,
-        run,
-        rank_of,
-        row_of,
-        first + np.minimum(since, _LAST - first),
-        since >= min(run.end_sample - first, _LAST),
-    )
+
+    def found() -> Iterator[StepRow]:
+        for rank, row in ((rank, row) for rank in ranks for row in rows):
+            sample = first + rank * run.batch_size + row
+            yield StepRow(rank, row, sample if sample < run.end_sample else None)
+
+    return StepRows(run, len(ranks) * len(rows), found())
 
 
 def _some(name: str, chosen: int | None, count: int) -> range:
@@ -79,10 +73,6 @@ def _some(name: str, chosen: int | None, count: int) -> range:
         return range(count)
     require_range(name, chosen, 0, count)
     return range(chosen, chosen + 1)
-
-
-def _numbers(values: range) -> Numbers:
-    return np.arange(values.start, values.stop, dtype=np.int64)
 
 
 def _run_of(history: History, step: int) -> Run:
@@ -134,7 +124,7 @@ def ranges_of(history: History) -> Numbers:
 def future(
     history: History,
     first_sample: int,
-    stream: Stream | None = None,
+    stream: Stream,
     *,
     batch_size: int | None = None,
     world_size: int | None = None,
@@ -143,23 +133,21 @@ def future(
     for `rows_of_step` and `places_of`. Batches keep their tokens. The history ends before a context
     length of which these are no whole rows.
 
-    history: before it.  first_sample: where the run goes on.  stream: of the run; None is one of a
-    single context length.  batch_size, world_size: at first; by default those of the last batch.
+    history: before it.  first_sample: where the run goes on.  stream: of the run.  batch_size,
+    world_size: at first; by default those of the last batch.
     Raises: InvalidRequest if they are not given and there is no batch; SamplesExhausted at 2^63.
     """
     if first_sample >= SAMPLE_END:
         raise SamplesExhausted("state", "is at sample 2^63, the end of its run: no step is to come")
-    last = history.last
+    last, lengths = history.last, _lengths(stream, first_sample)
     if batch_size is None or world_size is None:
         if last is None:
             problem = "is missing; the state has no batch that tells how large the next ones are"
             raise InvalidRequest("batch_size" if batch_size is None else "world_size", problem)
         world_size = last.world_size if world_size is None else world_size
-    lengths = [(first_sample, 1)] if stream is None else _lengths(stream, first_sample)
     tokens = 0 if batch_size is None else batch_size * lengths[0][1]
     if batch_size is None and last is not None:
-        before = 1 if stream is None else _lengths(stream, last.end_sample - 1)[0][1]
-        tokens = last.batch_size * before
+        tokens = last.batch_size * _lengths(stream, last.end_sample - 1)[0][1]
     runs, first_batch = list[Run](), last.end_batch if last else 0
     for (begin, length), (end, _) in pairwise([*lengths, (SAMPLE_END, 0)]):
         if tokens % length and runs:
@@ -185,25 +173,17 @@ def _lengths(stream: Stream, sample: int) -> list[tuple[int, int]]:
     return found
 
 
-class Assumption(NamedTuple):
-    """A history without a state, and what was assumed for it, in words."""
+def assumed(batch_size: int, world_size: int) -> tuple[History, str]:
+    """Return the history of a run that has never skipped, resumed, or changed batch size or ranks,
+    and what was assumed for it, in words.
 
-    history: History
-    words: str
-
-
-def assumed(batch_size: int, world_size: int, first_sample: int = 0) -> Assumption:
-    """Return the history of a run that has never skipped, resumed, or changed batch size or ranks.
-
-    first_sample: of row 0 of rank 0 in step 0.  Raises: InvalidRequest, SamplesExhausted.
+    Raises: InvalidRequest.
     """
-    Position(first_sample, batch_size, 0, world_size)  # checks them
-    history = History((), Run(0, first_sample, SAMPLE_END, batch_size, world_size))
+    Position(0, batch_size, 0, world_size)  # checks them
+    history = History((), Run(0, 0, SAMPLE_END, batch_size, world_size))
     ranks = f"{world_size} ranks" if world_size > 1 else "1 rank"
-    words = (
-        f"step 0 began at sample {first_sample}, and every step had {batch_size} rows on each of"
-    )
-    return Assumption(history, f"{words} {ranks}: no skip, no other batch size, no other ranks")
+    words = f"step 0 began at sample 0, and every step had {batch_size} rows on each of {ranks}"
+    return history, f"{words}: no skip, no other batch size, no other ranks"
 
 
 class Segment(NamedTuple):

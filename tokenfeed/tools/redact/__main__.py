@@ -12,14 +12,15 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
 from tokenfeed.server.cli.dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
-from tokenfeed.server.storage.door import StorageOptions
+from tokenfeed.server.storage.door import StorageOptions, door_of
 
-from .redacting import FILL, ListSummary, RedactTarget, Selection, of_list
+from .redacting import FILL, ListSummary, RedactTarget, Selection
 from .waiting import require_wait, wait_for_servers
 
 _WAIT_SECONDS = 600.0
@@ -129,7 +130,8 @@ def redact(arguments: argparse.Namespace) -> ListSummary:
         arguments.document, arguments.id, arguments.range, arguments.fill, arguments.reason
     )
     source, options = parse_dataset(arguments)
-    planes = of_list(options.planes, arguments.list)
+    redactions = None if arguments.list is None else door_of(arguments.list).real(arguments.list)
+    planes = replace(options.planes, redactions=redactions)
     target = RedactTarget(source, options.formats, StorageOptions(options.read), planes)
     return target.redact(chosen, erases=arguments.erase, has_no_delimiter=arguments.no_delimiter)
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRang
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.documents import used_delimiters
 from tokenfeed.server.storage.documents.known_documents import all_known
-from tokenfeed.server.storage.door import StorageOptions, door_of, scheme_of
+from tokenfeed.server.storage.door import StorageOptions, scheme_of
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.store import TokenStore, open_store
 from tokenfeed.stream.position import require_range
@@ -317,8 +317,3 @@ def _whole(documents: DatasetDocuments, ranges: TokenRanges, file: int) -> int:
     has_tokens = known.first_tokens < known.end_tokens
     firsts, ends = known.first_tokens[has_tokens], known.end_tokens[has_tokens]
     return int(np.count_nonzero(own.cover(firsts, ends)))
-
-
-def of_list(planes: PlaneOptions, path: str | None) -> PlaneOptions:
-    """Return planes with a list that lies elsewhere; None: beside the files."""
-    return replace(planes, redactions=None if path is None else door_of(path).real(path))

@@ -1,4 +1,4 @@
-"""The loop of `tokenfeed top`: ask, show, wait."""
+"""The loop of `tokenfeed top`: ask, show, wait; and what it asks: a status, which --json prints."""
 
 from __future__ import annotations
 
@@ -6,27 +6,37 @@ import argparse
 import json
 import sys
 import time
+from typing import Any
+
+from google.protobuf.message import Message
 
 from tokenfeed.client.runtime.arguments import seconds
 from tokenfeed.client.runtime.threads import Outcome
-from tokenfeed.client.transport.credentials import with_environment
+from tokenfeed.client.transport.credentials import Credentials, with_environment
 from tokenfeed.commands.status import words
+from tokenfeed.commands.status.attention import judge
 from tokenfeed.commands.status.states import Level
-from tokenfeed.errors import InvalidRequest, ServerUnavailable, TokenfeedError
+from tokenfeed.errors import (
+    InvalidRequest,
+    NotATokenfeedServer,
+    ServerUnavailable,
+    TokenfeedError,
+    Unauthenticated,
+    Unreachable,
+)
 from tokenfeed.v1 import status_pb2 as pb
 
 from .. import WAIT_SECONDS
-from .columns import wrapped
-from .record import record
+from ..one_server import OneServer
 from .screen import Screen, encodable
-from .server_status import TOKEN_VARIABLE, ServerStatus
-from .text import Line, status_lines
+from .text import Line, status_lines, wrapped
 
 _STEP_SECONDS = 0.1
 """How soon a key, an answer, and another size of the terminal are noticed."""
 _RESTART_SHOWN_MS = 60_000
 _PROBLEM_SHOWN = 500
 """Characters of an error, which a server may have written."""
+TOKEN_VARIABLE = "TOKENFEED_STATUS_TOKEN"
 
 
 def run_top(arguments: argparse.Namespace) -> None:
@@ -37,7 +47,10 @@ def run_top(arguments: argparse.Namespace) -> None:
         raise InvalidRequest("count", f"{count} is not at least 1")
     source = ServerStatus(arguments.target, with_environment(token=TOKEN_VARIABLE), WAIT_SECONDS)
     try:
-        _show(source, pause_seconds, count, as_json=arguments.json)
+        if count is None and not arguments.json and sys.stdout.isatty():
+            _watch(source, pause_seconds)
+        else:
+            _print(source, pause_seconds, count or 1, as_json=arguments.json)
     except KeyboardInterrupt:
         return  # the usual end
     except TokenfeedError as error:
@@ -46,13 +59,6 @@ def run_top(arguments: argparse.Namespace) -> None:
         ) from None
     finally:
         source.close()
-
-
-def _show(source: ServerStatus, pause_seconds: float, count: int | None, *, as_json: bool) -> None:
-    if count is None and not as_json and sys.stdout.isatty():
-        _watch(source, pause_seconds)
-    else:
-        _print(source, pause_seconds, count or 1, as_json=as_json)
 
 
 def _print(source: ServerStatus, pause_seconds: float, count: int, *, as_json: bool) -> None:
@@ -159,3 +165,77 @@ def _watch(source: ServerStatus, pause_seconds: float) -> None:
             view.draw(screen, now)
             if screen.wait(_STEP_SECONDS):
                 return
+
+
+class ServerStatus:
+    """Asks one server for its status."""
+
+    def __init__(self, target: str, credentials: Credentials, timeout_seconds: float) -> None:
+        """Remember the address; does no I/O.  timeout_seconds: of one call.
+
+        Raises: InvalidRequest if it is no address.
+        """
+        self.target = target
+        self._timeout_seconds = timeout_seconds
+        self._server = OneServer(
+            target,
+            credentials,
+            thread_name="tokenfeed-status",
+            explain=lambda error: _explained(error, target),
+        )
+
+    def ask(self) -> Outcome[pb.GetStatusResponse]:
+        """Ask, and return the outcome: a status or a TokenfeedError. One call at a time."""
+        request, seconds = pb.GetStatusRequest(), self._timeout_seconds
+        return self._server.ask(lambda channel: channel.ask(request, pb.GetStatusResponse, seconds))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._server.close()
+
+
+def _explained(error: TokenfeedError, target: str) -> TokenfeedError:
+    """Return an error with the cure that is one here."""
+    if isinstance(error, NotATokenfeedServer):
+        what = "does not know tokenfeed.v1.Status"
+        return NotATokenfeedServer(
+            target, f"{what}: it is an older tokenfeed server, or another program"
+        )
+    if isinstance(error, Unauthenticated):
+        cure = f"set {TOKEN_VARIABLE} or {TOKEN_VARIABLE}_FILE"
+        return Unauthenticated(error.subject, f"{error.problem}; {cure}")
+    if isinstance(error, Unreachable) and "UNAVAILABLE: failed to connect" in error.problem:
+        return Unreachable(target, "no server answers")
+    return error
+
+
+def record(status: pb.GetStatusResponse) -> dict[str, Any]:
+    """Return a status, and what is made of it: "attention", and "state" and "run" of streams, which
+    are sorted as they are shown.
+    """
+    judgement = judge(status)
+    streams = [
+        {**_values(seen.status), "state": seen.state.name, "run": seen.run}
+        for seen in judgement.streams
+    ]
+    points = [{"level": point.level.name.lower(), "text": point.text} for point in judgement.points]
+    return {**_values(status), "streams": streams, "attention": points}
+
+
+def _values(message: Message) -> dict[str, Any]:
+    """Return the fields of a message: bytes as hexadecimal digits, and None for one that is not
+    set and need not be.
+    """
+    found = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and not message.HasField(field.name):
+            value = None
+        elif field.type == field.TYPE_BYTES:
+            value = value.hex()
+        elif field.message_type is not None:
+            value = [_values(each) for each in value]
+        elif not isinstance(value, (bool, int, float, str)):
+            value = list(value)
+        found[field.name] = value
+    return found

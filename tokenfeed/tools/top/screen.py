@@ -17,8 +17,7 @@ from typing import Any
 
 from tokenfeed.commands.status.states import Level
 
-from .columns import cut
-from .text import Line
+from .text import Line, cut
 
 # The alternate screen, without a cursor and without the wrapping of long lines.
 _ENTER = "\033[?1049h\033[?25l\033[?7l"

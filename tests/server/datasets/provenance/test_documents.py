@@ -15,10 +15,10 @@ from tests.server.datasets.provenance.corpora import (
 )
 from tests.server.storage.documents.starts_corpora import write_lines
 from tests.support.packed_corpora import Corpus, random_lengths
+from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidRequest, NotFound, Unreadable
 from tokenfeed.server.datasets.provenance import documents as documents_module
-from tokenfeed.server.datasets.provenance.documents import DatasetDocuments
-from tokenfeed.server.datasets.provenance.names import escaped, file_name
+from tokenfeed.server.datasets.provenance.documents import DatasetDocuments, shown_name
 
 FORMS = ("ids", "datatrove", "megatron", "olmo", "raw")
 
@@ -149,5 +149,5 @@ def test_what_is_kept_of_indices_is_bounded(
 )
 def test_names_are_one_line_of_utf_8(name: str, shown: str) -> None:
     """They reach terminals, logs and JSON."""
-    assert escaped(name) == file_name(f"/folder/{name}") == shown
+    assert printable(name) == shown_name(f"/folder/{name}") == shown
     assert shown.encode().decode() == shown

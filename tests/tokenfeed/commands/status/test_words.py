@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.statuses import HOSTILE_NAMES, dataset, stream
 from tokenfeed.commands.status import words
-from tokenfeed.commands.status.rank_spans import spans_of
+from tokenfeed.commands.status.words import spans_of
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tokenfeed.client.batches.arrays import NumpyBatches
 from tokenfeed.client.feed.history import Run
 from tokenfeed.client.feed.state import read_state
 from tokenfeed.tools.__main__ import main
-from tokenfeed.tools.provenance.rows import read_rows
+from tokenfeed.tools.provenance.explain import read_rows
 from tokenfeed.tools.provenance.runs import segments
 
 Captured = pytest.CaptureFixture[str]

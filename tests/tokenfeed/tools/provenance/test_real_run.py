@@ -12,8 +12,8 @@ from tests.conftest import Serve, WriteTokens
 from tests.support import mixtures
 from tokenfeed.sampling.own_samples import merged
 from tokenfeed.tools.provenance.checkpoint import chosen, read_states
+from tokenfeed.tools.provenance.manifest import consumed
 from tokenfeed.tools.provenance.runs import places_of, ranges_of, rows_of_step
-from tokenfeed.tools.provenance.usage import consumed
 
 
 def feeds_of(address: str, batch_size: int, world_size: int) -> list[NumpyBatches]:
@@ -71,10 +71,9 @@ def test_each_row_of_a_run_is_found_by_step_rank_and_row_and_back(
     ]
     assert [run.world_size for run in history.runs] == [2, 2, 3]
     for (step, rank), rows in received.items():
-        found = rows_of_step(history, step, rank)
-        assert not found.is_padding.any()
-        assert np.array_equal(rows, mixtures.offline(paths, found.sample.tolist(), asked))
-        _, steps, _, numbers = places_of(history, found.sample).tolist()
+        samples = [found.sample for found in rows_of_step(history, step, rank).rows]
+        assert np.array_equal(rows, mixtures.offline(paths, samples, asked))
+        _, steps, _, numbers = places_of(history, np.array(samples)).tolist()
         assert set(steps) == {step}
         assert numbers == list(range(len(rows)))
     # A manifest has the totals of `stats`.

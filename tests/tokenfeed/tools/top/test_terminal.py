@@ -17,7 +17,7 @@ from tests.support.statuses import status, stream
 from tests.support.terminal import ENTER, LEAVE, terminal
 from tests.support.waiting import eventually
 from tests.tokenfeed.tools.top.conftest import ScriptedStatus, Start
-from tokenfeed.tools.top.columns import columns_of
+from tokenfeed.tools.top.text import columns_of
 
 
 def test_it_goes_on_trying_while_there_is_no_server(start: Start, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.statuses import dataset, status, stream
 from tokenfeed.commands.status.view import Column
-from tokenfeed.tools.top.columns import columns_of, cut, spark, table, wrapped
-from tokenfeed.tools.top.text import status_lines
+from tokenfeed.tools.top.text import columns_of, cut, spark, status_lines, table, wrapped
 from tokenfeed.v1 import status_pb2 as pb
 
 

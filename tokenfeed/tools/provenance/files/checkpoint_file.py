@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import PickleError
@@ -31,9 +31,6 @@ class Entry(NamedTuple):
 
     keys: Keys
     value: Any
-
-
-Reader = Callable[[Path], Sequence[Entry]]
 
 
 def problem_of(path: Path, problem: str) -> InvalidRequest:

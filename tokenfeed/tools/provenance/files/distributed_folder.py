@@ -94,19 +94,17 @@ class _Entry:
     size_bytes: int
 
 
-def read_distributed(folder: Path, shapes: Sequence[frozenset[str]]) -> list[Entry]:
+def read_distributed(folder: Path, state_keys: Sequence[str]) -> list[Entry]:
     """Return the values of a checkpoint's folder that may be states.
 
-    shapes: the keys that a state has at least, one of these sets.  Raises: InvalidRequest.
+    state_keys: the keys that a state has at least.  Raises: InvalidRequest.
     """
     entries = _entries(folder)
     by_parent: dict[Keys, dict[str | int, _Entry]] = {}
     for entry in entries:
         by_parent.setdefault(entry.keys[:-1], {})[entry.keys[-1]] = entry
     flattened = {
-        keys: parts
-        for keys, parts in by_parent.items()
-        if keys and any(parts.keys() >= shape for shape in shapes)
+        keys: parts for keys, parts in by_parent.items() if keys and parts.keys() >= set(state_keys)
     }
     found = [
         Entry(keys, {key: read_saved(folder, _content(folder, one)) for key, one in parts.items()})
@@ -115,7 +113,7 @@ def read_distributed(folder: Path, shapes: Sequence[frozenset[str]]) -> list[Ent
     for entry in entries:
         if entry.keys[:-1] not in flattened and entry.size_bytes <= _ENTRY_BYTES_MAX:
             content = _content(folder, entry)
-            if any(all(key.encode() in content for key in shape) for shape in shapes):
+            if all(key.encode() in content for key in state_keys):
                 found.append(Entry(entry.keys, read_saved(folder, content)))
     return found
 

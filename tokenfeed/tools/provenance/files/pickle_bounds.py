@@ -7,7 +7,6 @@ crashes. Both from a file of a few bytes, or of one megabyte.
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from pickletools import OpcodeInfo, genops, markobject, opcodes
 from typing import Any
@@ -33,25 +32,19 @@ _PUSHES = {
 """Opcodes that take nothing, and put a value that contains none."""
 
 
-def require_bounded(path: Path, content: bytes, most: int = 1) -> None:
+def require_bounded(path: Path, content: bytes) -> None:
     """Raise InvalidRequest if reading a pickle takes far more memory than its size, or if its
     values are nested more than DEPTH_MAX deep.
 
-    path: for errors.  content: begins with a pickle.  most: pickles that are read, one behind the
-    other.
-    Raises: ValueError if it is damaged.
+    path: for errors.  content: begins with a pickle.  Raises: ValueError if it is damaged.
     """
-    file = io.BytesIO(content)
-    for _ in range(most):
-        if file.tell() == len(content):
-            return
-        depths = _Depths()
-        for opcode, argument, _ in genops(file):
-            if opcode.name in _SIZES and (argument or 0) > len(content):
-                problem = f"is refused: it has {len(content)} bytes, and asks for {argument}"
-                raise problem_of(path, problem)
-            if depths.after(opcode, argument or 0) > DEPTH_MAX:
-                raise problem_of(path, f"is refused: it is nested more than {DEPTH_MAX} deep")
+    depths = _Depths()
+    for opcode, argument, _ in genops(content):
+        if opcode.name in _SIZES and (argument or 0) > len(content):
+            problem = f"is refused: it has {len(content)} bytes, and asks for {argument}"
+            raise problem_of(path, problem)
+        if depths.after(opcode, argument or 0) > DEPTH_MAX:
+            raise problem_of(path, f"is refused: it is nested more than {DEPTH_MAX} deep")
 
 
 class _Depths:

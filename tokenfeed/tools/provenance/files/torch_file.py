@@ -20,28 +20,17 @@ from .checkpoint_file import DAMAGED, Entry, opened, problem_of
 from .pickle_bounds import require_bounded
 
 ZIP = b"PK\x03\x04"
-PICKLE = b"\x80"
-"""What files of torch.save begin with: since torch 1.6, and before."""
+"""What files of torch.save begin with, since torch 1.6."""
 _VALUES_BYTES_MAX = 256 << 20
-"""Of the values of a file, without tensors; of one from before torch 1.6, with them."""
-_PICKLES_BEFORE_1_6 = 5
-"""At the beginning of such a file; behind them are tensors."""
+"""Of the values of a file, without tensors."""
 _DAMAGED = "is damaged, truncated, or no file of torch.save"
 _REFUSED = re.compile(r"(?:GLOBAL|global|class):? ([\w.]+\.\w+)")
 
 
 def read_torch(path: Path) -> list[Entry]:
     """Return the value of a file of torch.save.  Raises: InvalidRequest."""
-    with opened(path) as (file, size_bytes):
-        is_zip = file.read(len(ZIP)) == ZIP
-        file.seek(0)
-        if is_zip:
-            _require_plain(path, file)
-        elif size_bytes > _VALUES_BYTES_MAX:
-            problem = f"has {size_bytes} bytes, and was saved by torch before 1.6, or by pickle"
-            raise problem_of(path, f"{problem}; of these files {_VALUES_BYTES_MAX} are the maximum")
-        else:
-            return [Entry((), read_saved(path, file.read(_VALUES_BYTES_MAX)))]
+    with opened(path) as (file, _):
+        _require_plain(path, file)
     # By its name, so that torch maps the file: no tensor is read.
     return [Entry((), _load(path, path, mmap=True))]
 
@@ -49,22 +38,16 @@ def read_torch(path: Path) -> list[Entry]:
 def read_saved(path: Path, content: bytes) -> Any:
     """Return the value of bytes of torch.save.  path: for errors.  Raises: InvalidRequest."""
     file = io.BytesIO(content)
-    if content[: len(ZIP)] == ZIP:
-        _require_plain(path, file)
-        file.seek(0)
-    else:
-        try:
-            require_bounded(path, content, _PICKLES_BEFORE_1_6)
-        except DAMAGED:
-            raise problem_of(path, _DAMAGED) from None
+    _require_plain(path, file)
+    file.seek(0)
     return _load(path, file)
 
 
 def _load(path: Path, file: Path | BinaryIO, *, mmap: bool = False) -> Any:
     """Return what torch.load returns with weights_only.
 
-    path: for errors.  file: never one of tar, which torch before 2.6 reads without weights_only;
-    therefore older formats come as bytes, which it does not take for one.
+    path: for errors.  file: is a zip file, never one of tar, which torch before 2.6 reads without
+    weights_only.
     """
     try:
         import torch

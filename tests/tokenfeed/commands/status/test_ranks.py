@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenfeed.commands.status.rank_spans import Span, absent, count_of, spans_of
+from tokenfeed.commands.status.words import Span, absent, count_of, spans_of
 
 
 def numbers_of(spans: list[Span]) -> list[int]:
