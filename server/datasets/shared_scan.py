@@ -52,8 +52,8 @@ def scan_once(
         (absolute(shard.path), shard.layout.first_byte, shard.layout.dtype_assumed)
         for shard in store.shards
     ]
-    # The folder may be that of all machines of a cluster.
-    machine = os.uname().nodename
+    # The folder may be that of all machines of a cluster, and times of files are those of one.
+    machine = "" if facts[0].tags else os.uname().nodename
     of_store = (store.stored.name, store.shape.row_tokens)
     name = _sha256((_VERSION, machine, *of_store, str(checked), files)) + SCAN_SUFFIX
     known = _sha256(list(map(str, facts)))
