@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest
 
@@ -140,12 +141,17 @@ class ObjectCache:
         self._datasets = [(each, each.cached) for each in datasets if each.cached is not None]
         self._blocks = [blocks for _, blocks in self._datasets]
         self._owners: dict[ContentHash, list[tuple[CachedBlocks, int]]] = {}
+        self._is_counted: list[npt.NDArray[np.bool_]] = []
+        """bool[blocks] of each dataset: those of an object of several datasets once."""
         for blocks in self._blocks:
+            is_first = []
             for file, owner in enumerate(blocks.objects):
+                is_first.append(owner is not None and owner not in self._owners)
                 if owner is not None:
                     found = self._owners.setdefault(owner, [])
                     found.append((blocks, int(blocks.first_block[file])))
-        self.block_count = sum(int(each.is_cacheable.sum()) for each in self._blocks)
+            self._is_counted.append(np.repeat(is_first, np.diff(blocks.first_block)))
+        self.block_count = sum(int(each.sum()) for each in self._is_counted)
         self.fits = self.block_count <= slab.slot_count
         self._damaged = self._reported = 0
         self._used_at, self._is_idle = -IDLE_SECONDS, True
@@ -275,7 +281,10 @@ class ObjectCache:
         return CacheCounts(
             0 if self._slab is None else self._slab_bytes,
             self.block_count,
-            sum(each.slots.size - each.missing_count for each in self._blocks),
+            sum(
+                int(np.count_nonzero(each.slots[is_counted] >= 0))
+                for each, is_counted in zip(self._blocks, self._is_counted, strict=True)
+            ),
             sum(each.hits for each in self._blocks),
             sum(each.misses for each in self._blocks),
             self._damaged,

@@ -556,11 +556,12 @@ def test_an_object_of_two_datasets_is_fetched_once(
     for each in both:
         each.narrow(65_535)
     before = REQUESTS.by_reason["block"].gets
-    cache = open_cache([each.files for each in both], str(tmp_path), size_of(16))
+    cache = open_cache([each.files for each in both], str(tmp_path), size_of(BLOCKS))
     assert cache is not None
     assert cache.fits
     require_rows(both[0], 1)
     assert eventually(lambda: [*map(len, map(cached, both))] == [BLOCKS, 6])
+    assert cache.counts[1:3] == (BLOCKS, BLOCKS)
     assert REQUESTS.by_reason["block"].gets - before == BLOCKS
     cache.close()
     cache.fits = False
