@@ -118,13 +118,14 @@ class _Group:
     """Blocks that streams read together.  numbers: of blocks, int64[n].
 
     ranks: PRESENT for the streams that are in it, FOLLOWING for those that read it next.
-    used_at: when it had one last.
+    used_at, used_as: when it had one last, and the rank that it had then.
     """
 
     blocks: CachedBlocks
     numbers: Numbers
     ranks: weakref.WeakKeyDictionary[object, int] = field(default_factory=weakref.WeakKeyDictionary)
     used_at: float = 0.0
+    used_as: int = ENDED
 
 
 class ObjectCache:
@@ -330,7 +331,8 @@ class ObjectCache:
 
     def _rank(self) -> None:
         """Find out again which blocks are held, as far as there is room: those of streams first,
-        then those of streams that have ended, the last one first.
+        then those of streams that have ended, the last one first. These may be between two calls,
+        so for a while their blocks are fetched as before.
         """
         now, room = time.monotonic(), self._slot_count
         for blocks in self._blocks:
@@ -338,12 +340,13 @@ class ObjectCache:
         ranked = []
         for key, group in self._groups.items():
             rank = max(group.ranks.values(), default=ENDED)
-            group.used_at = group.used_at if rank == ENDED else now
-            ranked.append((rank, group.used_at, key))
-        for rank, used_at, key in sorted(ranked, key=lambda each: each[:2], reverse=True):
+            if rank != ENDED:
+                group.used_at, group.used_as = now, rank
+            ranked.append((rank, group.used_at, group.used_as, key))
+        for rank, used_at, used_as, key in sorted(ranked, key=lambda each: each[:3], reverse=True):
             ranks, numbers = self._groups[key].blocks.ranks, self._groups[key].numbers
             more = numbers[ranks[numbers] == 0][:room]
-            ranks[more] = rank
+            ranks[more] = used_as if now - used_at < IDLE_SECONDS else ENDED
             room -= more.size
             # What others have needs no group more, so that there are few of them.
             if rank == ENDED and (not more.size or now - used_at > GRACE_SECONDS):
