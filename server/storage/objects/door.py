@@ -28,10 +28,12 @@ from .object_bytes import ObjectBytes, ObjectShard
 from .openings import OPENINGS, Opening
 from .urls import Url
 
-_OPENERS = 32
-"""Objects that are opened at once: each is a round trip."""
+_OPENERS = 64
+"""Objects that are opened at once: each is a round trip. 1,000 of them 20 ms away took 8.6 s with
+8, 2.1 with 32, 1.2 with 64 and 1.0 with 128. A store of our own, 2 cores, 2026-11."""
 _AHEAD_BYTES = 8 << 20
-"""Of an index that is read in order, a GET: its parts of a MiB would each wait for a round trip."""
+"""Of an index that is read in order, a GET: 64 MiB there took 2.4 s in parts of 1 MiB, 0.6 in parts
+of 4, and 0.5 in larger ones."""
 
 _PAUSE_SECONDS = 0.2
 _SIGNED = re.compile(r"[?&](X-Amz-|X-Goog-|sig=)", re.IGNORECASE)
