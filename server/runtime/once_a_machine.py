@@ -169,7 +169,9 @@ def remove_unused() -> None:
                 lock_path = entry.path.removesuffix(INDEX_SUFFIX) + LOCK_SUFFIX
                 used = lock_path if entry.name.endswith(INDEX_SUFFIX) else entry.path
                 unused = os.stat(used, follow_symlinks=False).st_mtime < end
-                if unused and entry.name.endswith(_SUFFIXES):
+                # Behind the name of what a killed process has left are eight letters of `put_file`.
+                is_partial = entry.name[:-8].endswith(OPENING_SUFFIX)
+                if unused and (is_partial or entry.name.endswith(_SUFFIXES)):
                     os.unlink(entry.path)
 
 

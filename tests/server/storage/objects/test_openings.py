@@ -16,6 +16,7 @@ import pytest
 
 from tests.server.storage.formats.fuzz import Seeds, valid_files
 from tests.support.object_server import ObjectServer, forget_buckets, object_server
+from tokenfeed.server.runtime import once_a_machine
 from tokenfeed.server.runtime.once_a_machine import OPENING_SUFFIX
 from tokenfeed.server.runtime.small_files import sealed, unsealed
 from tokenfeed.server.storage.door import door_of, open_file
@@ -236,6 +237,19 @@ def test_what_is_kept_has_a_limit(
         assert start(store) == list(expected)
     assert the_file(cache).stat().st_ino == written
     assert the_file(cache).stat().st_size < 8000
+
+
+def test_files_that_were_not_used_for_a_month_are_removed(store: ObjectServer, cache: Path) -> None:
+    """And what a process has left that was killed while it wrote one."""
+    start(store)
+    partial = Path(f"{the_file(cache)}k1_2xyz8")
+    partial.write_bytes(b"half")
+    other = cache / "a.objects.bin.tokenfeed-digest.json"
+    other.write_bytes(b"{}")
+    for path in (the_file(cache), partial, other):
+        os.utime(path, (1, 1))
+    once_a_machine.remove_unused()
+    assert [path.name for path in cache.iterdir()] == [other.name]
 
 
 def test_two_processes_keep_what_each_has_read(store: ObjectServer, cache: Path) -> None:
