@@ -111,9 +111,10 @@ def _with_groups(mine: Stream, saved: Stream) -> tuple[Stream, tuple[str, ...]]:
         same = by_corpus.get(blocks_of(own), own)  # it may have another name now
         before = by_name.get((own.dataset, blocks_of(own)), same)
         if before.group_blocks != own.group_blocks:
+            tokens = [each.group_blocks * own.order.BLOCK_TOKENS for each in (before, own)]
             messages.append(
-                f"resumed with the groups of the state dataset={own.dataset!r} group_blocks="
-                f"{before.group_blocks} instead of {own.group_blocks}"
+                f"resumed with the groups of the state dataset={own.dataset!r} group_tokens="
+                f"{tokens[0]} instead of {tokens[1]}"
             )
         sources.append(replace(own, group_blocks=before.group_blocks))
     return replace(mine, sources=tuple(sources)), tuple(messages)

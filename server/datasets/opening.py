@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream import identity
@@ -23,7 +22,7 @@ from ..storage.documents import (
     document_starts_of,
     used_delimiters,
 )
-from ..storage.door import StorageOptions, scheme_of
+from ..storage.door import StorageOptions, door_of, scheme_of
 from ..storage.formats import FormatOptions
 from ..storage.halves import require_no_halves
 from ..storage.objects.counts import REQUESTS
@@ -81,12 +80,24 @@ def open_dataset(
     stopped: whether to stop reading, which raises InvalidCorpus.
     Raises: InvalidCorpus, with the file, the problem and the cure.
     """
+    storage, planes = storage or StorageOptions(), planes or PlaneOptions()
+    # In a store, a scan costs money, and a start is to be soon.
+    share = share or (bool(scheme_of(source.paths[0])) and checks.serves)
+    with door_of(source.paths[0]).opening():
+        return _opened(source, options, checks, storage, planes, share, stopped)
+
+
+def _opened(
+    source: DatasetSource,
+    options: FormatOptions,
+    checks: TokenChecks,
+    storage: StorageOptions,
+    planes: PlaneOptions,
+    share: bool,
+    stopped: Callable[[], bool],
+) -> Dataset:
     if source.split is not None:
         require_listed(source.split)
-    storage, planes = storage or StorageOptions(), planes or PlaneOptions()
-    is_remote = bool(scheme_of(source.paths[0]))
-    # There, a scan costs money, and a start is to be soon.
-    share = share or (is_remote and checks.serves)
     masks = planes.loss_masks or masks_beside(source.paths)
     store, why_store = open_store(source.name, source.paths, options, storage)
     try:
@@ -95,15 +106,14 @@ def open_dataset(
             checks,
             source.split,
             why_store,
+            format_is_given=options.format is not None,
             redactions=planes.redactions or list_path(store),
             share=share,
             stopped=stopped,
         )
-        if dataset.redactions is None or dataset.redactions.erased is None:
-            # What replaces tokens need not look like any; those before did.
-            require_plausible(store, options.format is not None)
         if masks:
-            dataset.add_plane_files(open_loss_mask(store, masks, storage, stopped))
+            mask = open_loss_mask(store, masks, storage, share=share, stopped=stopped)
+            dataset.add_plane_files(mask)
         dataset.document_starts = document_starts_of(
             store,
             planes.delimiters,
@@ -114,7 +124,7 @@ def open_dataset(
             stopped=stopped,
         )
         if dataset.document_starts is not None:
-            if is_remote and checks.serves:
+            if scheme_of(source.paths[0]) and checks.serves:
                 _require_no_download(
                     store, dataset.document_starts, used_delimiters(store, planes.delimiters)
                 )
@@ -146,26 +156,37 @@ def dataset_of(
     split: ManifestSplit | None = None,
     why_store: str = "",
     *,
+    format_is_given: bool | None = None,
     redactions: str | None = None,
     share: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Dataset:
     """Check the content of a store and compute its fingerprint; like `open_dataset`, for any store.
 
-    split: that of its manifest.  why_store: the reason for its kind of store.  redactions: path of
+    split: that of its manifest.  why_store: the reason for its kind of store.  format_is_given:
+    whether the user has said what the files are; None: they are not looked at.  redactions: path of
     the list of redacted tokens; None if there can be none.
     """
     listed = None if redactions is None else read_list(redactions)
     read = read_as_erased(store, store.files.read, listed)
-    scan = partial(scan_content, store, checks, read)
-    checked = (checks, listed and listed.erasure and listed.erasure.fingerprint)
+    erasure = None if listed is None else listed.erasure
+    if erasure is not None:
+        format_is_given = None  # what replaces tokens need not look like any; those before did
+
+    def scan(stopped: Callable[[], bool]) -> Scan:
+        found = scan_content(store, checks, read, stopped)
+        if format_is_given is not None:
+            require_plausible(store, format_is_given)
+        return found
+
+    checked = (checks, erasure and erasure.fingerprint, format_is_given)
     found = scan_once(store, checked, scan, stopped) if share else scan(stopped)
     lists = replaced_shards = None
     if redactions is not None:
         found, lists = open_lists(redactions, listed, store, found, checks.vocab_size)
         replaced_shards = ReplacedShards(lists)
         store.files.allow_replacement(replaced_shards.is_erased_file)
-        for erased in listed.erasure.files if listed is not None and listed.erasure else ():
+        for erased in erasure.files if erasure else ():
             replaced_shards.check_served(store, erased.file)
     if not found.digest and split is None:
         found = replace(found, digest=original_digest(listed, store.kept_digest()))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from ..runtime.exceptions import log_safe_name
 from ..runtime.once_a_machine import SCAN_SUFFIX, locked, remove_unused
+from ..runtime.small_files import sealed, unsealed
 from ..storage.door import absolute
 from ..storage.store import TokenStore
 from .content import Scan
@@ -24,7 +25,7 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 _VERSION = 1
 _BYTES_MIN = 64 << 20
-"""A smaller corpus is read sooner than its file would be found."""
+"""A smaller corpus of this machine is read sooner than its file would be found."""
 _BYTES_MAX = 1 << 12
 _SETTLED_SECONDS = 2.0
 """A file that was written to less than this before its scan may be written to again without another
@@ -45,14 +46,14 @@ def scan_once(
     """
     content_bytes = store.shape.token_count * store.stored.itemsize
     facts = store.files.facts
-    if content_bytes < _BYTES_MIN:
+    if content_bytes < _BYTES_MIN and not facts[0].tags:
         return scan(stopped)
     files = [
         (absolute(shard.path), shard.layout.first_byte, shard.layout.dtype_assumed)
         for shard in store.shards
     ]
-    # The folder may be that of all machines of a cluster.
-    machine = os.uname().nodename
+    # The folder may be that of all machines of a cluster, and times of files are those of one.
+    machine = "" if facts[0].tags else os.uname().nodename
     of_store = (store.stored.name, store.shape.row_tokens)
     name = _sha256((_VERSION, machine, *of_store, str(checked), files)) + SCAN_SUFFIX
     known = _sha256(list(map(str, facts)))
@@ -77,16 +78,13 @@ def _read(descriptor: int, known: str) -> Scan | None:
         content = os.pread(descriptor, _BYTES_MAX, 0)
     except OSError:
         return None
-    seal, _, body = content.partition(b"\n")
-    if seal != _seal(body):
-        return None
     try:
-        kept = json.loads(body)
+        kept = json.loads(unsealed(content))
         fingerprint, digest = bytes.fromhex(kept["fingerprint"]), bytes.fromhex(kept["digest"])
         found = Scan(fingerprint, digest, int(kept["token_max"]))
         is_usable = kept["files"] == known and len(fingerprint) == 32 and len(digest) in (0, 32)
     except (ValueError, TypeError, KeyError, RecursionError):
-        return None  # of another version
+        return None  # damaged, or of another version
     return found if is_usable else None
 
 
@@ -97,17 +95,11 @@ def _write(descriptor: int, known: str, found: Scan) -> None:
         "digest": found.digest.hex(),
         "token_max": found.token_max,
     }
-    body = json.dumps(content).encode()
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, _seal(body) + b"\n" + body, 0)
+        os.pwrite(descriptor, sealed(json.dumps(content).encode()), 0)
     except OSError as error:
         _LOG.info("scan not shared: %s", log_safe_name(str(error.strerror)))
-
-
-def _seal(body: bytes) -> bytes:
-    """Return a hash, which shows that the rest of a file is as it was written."""
-    return hashlib.sha256(body).hexdigest().encode()
 
 
 def _sha256(value: object) -> str:

@@ -20,7 +20,9 @@ from .cache_folder import cache_folder
 _LOG = logging.getLogger("tokenfeed.server")
 
 SCAN_SUFFIX, INDEX_SUFFIX, LOCK_SUFFIX = ".scan.json", ".index", ".index.lock"
-"""Of the files of locks, and of what is kept beside them."""
+OPENING_SUFFIX = ".objects"
+"""Of the files of locks, of what is kept beside them, and of what is kept without a lock."""
+_SUFFIXES = (SCAN_SUFFIX, INDEX_SUFFIX, LOCK_SUFFIX, OPENING_SUFFIX)
 _WAIT_SECONDS = 60.0
 """Another process that has not got on for this long may have stopped: then this one works too."""
 _TOUCH_SECONDS = 1.0
@@ -130,11 +132,7 @@ def _open(name: str) -> tuple[str, int] | None:
     """Return the path and the descriptor of a file in the first folder that is this user's own, and
     in which files can be locked.
     """
-    for folder in _folders():
-        with suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-        if not _is_own(folder):
-            continue
+    for folder in own_folders():
         path = os.path.join(folder, name)
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -150,8 +148,19 @@ def _open(name: str) -> tuple[str, int] | None:
     return None
 
 
+def own_folders() -> Iterator[str]:
+    """Yield the folders that files may be in, and that are this user's own; makes those that are
+    not there.
+    """
+    for folder in _folders():
+        with suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        if _is_own(folder):
+            yield folder
+
+
 def remove_unused() -> None:
-    """Remove the files of locks, and what is beside them, that were not used for long."""
+    """Remove the files of this folder that were not used for long."""
     end = time.time() - _KEPT_SECONDS
     for folder in filter(_is_own, _folders()):
         with suppress(OSError), os.scandir(folder) as entries:
@@ -160,7 +169,9 @@ def remove_unused() -> None:
                 lock_path = entry.path.removesuffix(INDEX_SUFFIX) + LOCK_SUFFIX
                 used = lock_path if entry.name.endswith(INDEX_SUFFIX) else entry.path
                 unused = os.stat(used, follow_symlinks=False).st_mtime < end
-                if unused and entry.name.endswith((SCAN_SUFFIX, INDEX_SUFFIX, LOCK_SUFFIX)):
+                # Behind the name of what a killed process has left are eight letters of `put_file`.
+                is_partial = entry.name[:-8].endswith(OPENING_SUFFIX)
+                if unused and (is_partial or entry.name.endswith(_SUFFIXES)):
                     os.unlink(entry.path)
 
 

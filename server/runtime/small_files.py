@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
@@ -9,6 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import or_
+
+_SEAL_BYTES = 65
 
 
 def read_regular(path: str, bytes_max: int) -> bytes:
@@ -78,6 +81,19 @@ def put_file(path: str, content: bytes) -> None:
         os.unlink(partial)
         raise
     sync_folder(folder)
+
+
+def sealed(body: bytes) -> bytes:
+    """Return the content of a file that shows whether it is as it was written."""
+    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def unsealed(content: bytes) -> bytes:
+    """Return the body of a file.  content: that of `sealed`.  Raises: ValueError for another."""
+    body = content[_SEAL_BYTES:]
+    if hashlib.sha256(body).hexdigest().encode() + b"\n" != content[:_SEAL_BYTES]:
+        raise ValueError("is not as it was written")
+    return body
 
 
 def has_name(path: str, descriptor: int) -> bool:

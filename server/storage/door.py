@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import NamedTuple, Protocol
@@ -116,6 +117,11 @@ class Door(Protocol):
         """Write a small file that `beside` has named, durably: whole or not at all.
 
         Raises: OSError.
+        """
+
+    def opening(self) -> AbstractContextManager[None]:
+        """Return a context in which a dataset is opened: what is read of its files meanwhile is
+        kept for the next time, where reading costs much.
         """
 
     def beside(self, path: str, name: str) -> str:

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -295,6 +295,9 @@ class MemoryDoor:
 
     def put(self, path: str, content: bytes) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def opening(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def beside(self, path: str, name: str) -> str:
         return in_cache(path, name)

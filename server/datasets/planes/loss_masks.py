@@ -54,18 +54,22 @@ def open_loss_mask(
     tokens: TokenStore,
     paths: Sequence[str],
     storage: StorageOptions,
+    *,
+    share: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> LossMask:
     """Open the masks of a dataset, check them, and compute the fingerprint of the plane.
 
-    paths: of each file of tokens, in order.  stopped: whether to stop, which raises InvalidCorpus.
+    paths: of each file of tokens, in order.  share: as for `open_dataset`.  stopped: whether to
+    stop, which raises InvalidCorpus.
     Raises: InvalidCorpus, with the file and the problem.
     """
     if len(paths) != len(tokens.shards):
         problem = f"{len(paths)} file(s) of masks do not match {len(tokens.shards)} of tokens"
         problem += f"; {MASK_OPTION} needs one for each, in their order"
         raise InvalidCorpus(paths[0], problem, MASK_OPTION)
-    return LossMask.checked(_open_files(tokens.name, paths, storage), tokens, stopped)
+    store = _open_files(tokens.name, paths, storage)
+    return LossMask.checked(store, tokens, share=share, stopped=stopped)
 
 
 def _open_files(name: str, paths: Sequence[str], storage: StorageOptions) -> TokenStore:

@@ -22,7 +22,8 @@ from tokenfeed.wire.row_block import Plane
 from ...storage.bytes import Submit, run_inline
 from ...storage.door import door_of
 from ...storage.store import TokenStore
-from ..content import Block, Content
+from ..content import Block, Content, Scan
+from ..shared_scan import scan_once
 
 Own = TypeVar("Own", bound="PlaneFiles")
 
@@ -80,13 +81,23 @@ class PlaneFiles(ABC):
 
     @classmethod
     def checked(
-        cls: type[Own], store: TokenStore, tokens: TokenStore, stopped: Callable[[], bool]
+        cls: type[Own],
+        store: TokenStore,
+        tokens: TokenStore,
+        *,
+        share: bool,
+        stopped: Callable[[], bool],
     ) -> Own:
         """Check opened files, and compute the fingerprint of the plane. Closes them if it raises.
 
-        tokens: as above.  stopped: whether to stop, which raises InvalidCorpus.
+        tokens: as above.  share: whether to use what another process has found in the same files.
+        stopped: whether to stop, which raises InvalidCorpus.
         Raises: InvalidCorpus, with the file and the problem.
         """
+
+        def scan(stopped: Callable[[], bool]) -> Scan:
+            return Scan(cls._fingerprint_of(store, store.files.read, stopped), b"", -1)
+
         try:
             for own, shard in zip(store.shards, tokens.shards, strict=True):
                 if (count := own.layout.token_count) != shard.layout.token_count:
@@ -96,7 +107,8 @@ class PlaneFiles(ABC):
                         f"{shard.layout.token_count} tokens; a {cls.name.split()[-1]} has one "
                         f"{cls.entries} per token. Move it away if it is none",
                     )
-            return cls(store, tokens, cls._fingerprint_of(store, store.files.read, stopped))
+            found = scan_once(store, cls.name, scan, stopped) if share else scan(stopped)
+            return cls(store, tokens, found.fingerprint)
         except BaseException:
             store.close()
             raise

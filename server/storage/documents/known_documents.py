@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from ..formats import Documents
 from .numbers import Numbers
 
 _OPENERS = 32
+_ENTRIES_AT_ONCE = 1 << 20
+"""Of indices that are read side by side: 8 MiB."""
 
 
 class Part(NamedTuple):
@@ -51,11 +53,13 @@ def known_parts(
     stopped: whether to stop.  Raises: InvalidCorpus, also if an index has changed since it was
     checked.
     """
-    for file, (shard, documents) in enumerate(zip(shards, known, strict=True)):
+    for file, (shard, documents, blocks) in enumerate(
+        zip(shards, known, _borders(known), strict=True)
+    ):
         yield Part(file, np.zeros(1, dtype=np.int64), 0)
         token_count = shard.layout.token_count
         border, begun, found = 0, 0, 0
-        for borders in (documents.pairs or documents.ends)():
+        for borders in blocks:
             if stopped():
                 raise InvalidCorpus(shard.path, "was closed while it was being opened")
             found += borders.size
@@ -76,6 +80,26 @@ def known_parts(
             problem = "changed while it was being opened; start again when it is complete"
             raise InvalidCorpus(documents.path, problem)
         yield Part(file, np.empty(0, dtype=np.int64), token_count)
+
+
+def _borders(known: Sequence[Documents]) -> Iterator[Iterable[Numbers]]:
+    """Yield the blocks of each index; small ones are read side by side, since each may be a round
+    trip, and a large one block by block.
+    """
+    first = 0
+    while first < len(known):
+        count, end = known[first].count, first + 1
+        while end < len(known) and count + known[end].count <= _ENTRIES_AT_ONCE:
+            count, end = count + known[end].count, end + 1
+        if end == first + 1:
+            yield (known[first].pairs or known[first].ends)()
+        else:
+            yield from map_in_threads(_all_borders, known[first:end], _OPENERS, "tokenfeed-index")
+        first = end
+
+
+def _all_borders(documents: Documents) -> list[Numbers]:
+    return list((documents.pairs or documents.ends)())
 
 
 def index_facts(paths: Sequence[str]) -> list[list[object]]:

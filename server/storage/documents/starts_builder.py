@@ -132,8 +132,9 @@ class StartsBuilder(IndexBuilder[Places, StartIndex]):
         self._delimiters = delimiters
         self._known = known
         self._opened_facts = store.files.facts
-        if known is None:
-            self._is_large = self.is_search or content_bytes > _ALONE_BYTES_MAX
+        if known is None:  # in an object store each search costs money
+            is_stored = any(facts.tags for facts in self._opened_facts[:1])
+            self._is_large = self.is_search or is_stored or content_bytes > _ALONE_BYTES_MAX
         else:  # so few are read from an index sooner than from a file
             self._is_large = NUMBER.itemsize * count_max(known) > index_file.MEMORY_BYTES_MAX
         has_file = (known is None or self._is_large) and len(store.files.facts) == len(store.shards)

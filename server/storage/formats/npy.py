@@ -63,7 +63,10 @@ def layout(file: OpenFile, options: FormatOptions) -> Layout:
 
 def _header(file: OpenFile) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
     """Return shape, whether it is in Fortran order, type, and the first byte of the array."""
-    stream = io.BytesIO(file.read(0, min(file.size_bytes, _HEADER_BYTES_MAX)))
+    # Behind magic and version: the size of the rest, in two bytes, or in four since version 2.
+    rest_bytes = int.from_bytes(file.head[8 : 10 if file.head[6:7] == b"\1" else 12], "little")
+    size_bytes = min(file.size_bytes, _HEADER_BYTES_MAX, 12 + rest_bytes)
+    stream = io.BytesIO(file.read(0, size_bytes))
     try:
         with warnings.catch_warnings():
             # They are about headers that Python 2 wrote.

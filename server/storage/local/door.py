@@ -6,6 +6,7 @@ import errno
 import glob
 import os
 import stat
+from contextlib import AbstractContextManager, nullcontext
 
 from ...runtime.small_files import put_file, read_regular
 from ..door import ERASED_ATTRIBUTE, Entry, unreadable
@@ -90,6 +91,10 @@ class LocalDoor:
     def put(self, path: str, content: bytes) -> None:
         """Write a small file, durably: whole or not at all.  Raises: OSError."""
         put_file(path, content)
+
+    def opening(self) -> AbstractContextManager[None]:
+        """Return a context that keeps nothing."""
+        return nullcontext()
 
     def beside(self, path: str, name: str) -> str:
         """Return the path of a file in the same folder."""

@@ -5,6 +5,7 @@ buckets.py       one bucket: GETs of pinned objects, lists, how both fail; knows
 credentials.py   which credentials a bucket is opened with
 listing.py       names by folder, and patterns
 door.py          the door: objects are found and opened
+openings.py      what was read of objects that were opened, for the next start
 fetcher.py       GETs that are waiting: which one comes next, and the threads that do them
 object_bytes.py  the bytes of the objects of a dataset, row by row
 slab.py          the file of the cache: blocks of tokens, and a table of them

@@ -100,6 +100,15 @@ class Pin(NamedTuple):
         """Whether other content of the same size would be noticed."""
         return bool(self.e_tag or self.version or self.modified != _NO_TIME)
 
+    def is_listed_as(self, listed: Pin) -> bool:
+        """Whether a list means this content. Its times may be finer, and Azure's ETags have no
+        quotes there.
+        """
+        facts, others = [
+            ((pin.e_tag or "").strip('"'), pin.size_bytes, pin.mtime_ns) for pin in (self, listed)
+        ]
+        return facts == others and bool(facts[0])
+
     @property
     def conditions(self) -> dict[str, Any]:
         """Options of a GET that fails if the content is another one."""

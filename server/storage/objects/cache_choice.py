@@ -68,9 +68,9 @@ def open_cache(
             _LOG.info(_costs(objects, prices))
         return None
     _LOG.info(_costs(objects, prices))
-    block_count = sum(
-        -(-shard.content_bytes // BLOCK_BYTES) for each in objects for shard in each.shards
-    )
+    shards = (shard for each in objects for shard in each.shards)
+    sizes = {shard.identity or id(shard): shard.content_bytes for shard in shards}
+    block_count = sum(-(-each // BLOCK_BYTES) for each in sizes.values())
     if folder is not None:
         try:
             slab = _opened(folder, size_bytes, block_count, left_bytes=0)

@@ -78,6 +78,14 @@ class Listing:
         """Know nothing, as in a fork."""
         self.__init__()  # type: ignore[misc]
 
+    def expire(self, url: Url) -> None:
+        """Ask again for what lies in a folder when it is looked at next."""
+        with self._lock:
+            self._folders.pop(url, None)
+            for each in [each for each in self._objects if each[:2] == url[:2]]:
+                if os.path.dirname(each.key) == url.key:
+                    del self._objects[each]
+
     def folder(self, url: Url) -> Folder | None:
         """Return what lies in a folder, nothing if there is none; None if names are not told.
 

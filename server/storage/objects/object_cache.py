@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest
 
@@ -117,13 +118,14 @@ class _Group:
     """Blocks that streams read together.  numbers: of blocks, int64[n].
 
     ranks: PRESENT for the streams that are in it, FOLLOWING for those that read it next.
-    used_at: when it had one last.
+    used_at, used_as: when it had one last, and the rank that it had then.
     """
 
     blocks: CachedBlocks
     numbers: Numbers
     ranks: weakref.WeakKeyDictionary[object, int] = field(default_factory=weakref.WeakKeyDictionary)
     used_at: float = 0.0
+    used_as: int = ENDED
 
 
 class ObjectCache:
@@ -140,12 +142,17 @@ class ObjectCache:
         self._datasets = [(each, each.cached) for each in datasets if each.cached is not None]
         self._blocks = [blocks for _, blocks in self._datasets]
         self._owners: dict[ContentHash, list[tuple[CachedBlocks, int]]] = {}
+        self._is_counted: list[npt.NDArray[np.bool_]] = []
+        """bool[blocks] of each dataset: those of an object of several datasets once."""
         for blocks in self._blocks:
+            is_first = []
             for file, owner in enumerate(blocks.objects):
+                is_first.append(owner is not None and owner not in self._owners)
                 if owner is not None:
                     found = self._owners.setdefault(owner, [])
                     found.append((blocks, int(blocks.first_block[file])))
-        self.block_count = sum(int(each.is_cacheable.sum()) for each in self._blocks)
+            self._is_counted.append(np.repeat(is_first, np.diff(blocks.first_block)))
+        self.block_count = sum(int(each.sum()) for each in self._is_counted)
         self.fits = self.block_count <= slab.slot_count
         self._damaged = self._reported = 0
         self._used_at, self._is_idle = -IDLE_SECONDS, True
@@ -275,7 +282,10 @@ class ObjectCache:
         return CacheCounts(
             0 if self._slab is None else self._slab_bytes,
             self.block_count,
-            sum(each.slots.size - each.missing_count for each in self._blocks),
+            sum(
+                int(np.count_nonzero(each.slots[is_counted] >= 0))
+                for each, is_counted in zip(self._blocks, self._is_counted, strict=True)
+            ),
             sum(each.hits for each in self._blocks),
             sum(each.misses for each in self._blocks),
             self._damaged,
@@ -321,7 +331,8 @@ class ObjectCache:
 
     def _rank(self) -> None:
         """Find out again which blocks are held, as far as there is room: those of streams first,
-        then those of streams that have ended, the last one first.
+        then those of streams that have ended, the last one first. These may be between two calls,
+        so for a while their blocks are fetched as before.
         """
         now, room = time.monotonic(), self._slot_count
         for blocks in self._blocks:
@@ -329,12 +340,13 @@ class ObjectCache:
         ranked = []
         for key, group in self._groups.items():
             rank = max(group.ranks.values(), default=ENDED)
-            group.used_at = group.used_at if rank == ENDED else now
-            ranked.append((rank, group.used_at, key))
-        for rank, used_at, key in sorted(ranked, key=lambda each: each[:2], reverse=True):
+            if rank != ENDED:
+                group.used_at, group.used_as = now, rank
+            ranked.append((rank, group.used_at, group.used_as, key))
+        for rank, used_at, used_as, key in sorted(ranked, key=lambda each: each[:3], reverse=True):
             ranks, numbers = self._groups[key].blocks.ranks, self._groups[key].numbers
             more = numbers[ranks[numbers] == 0][:room]
-            ranks[more] = rank
+            ranks[more] = used_as if now - used_at < IDLE_SECONDS else ENDED
             room -= more.size
             # What others have needs no group more, so that there are few of them.
             if rank == ENDED and (not more.size or now - used_at > GRACE_SECONDS):

@@ -122,7 +122,7 @@ def test_a_source_keeps_the_groups_that_it_began_with(
 
     assert np.array_equal(row, expected(paths, range(8, 16)))
     assert history[0]["stages"][0]["sources"][0]["group_blocks"] == 16
-    assert "resumed with the groups of the state dataset='' group_blocks=16 instead of" in (
+    assert "resumed with the groups of the state dataset='' group_tokens=8388608 instead of" in (
         caplog.text
     )
 

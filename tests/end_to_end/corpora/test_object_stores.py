@@ -24,8 +24,10 @@ from tests.server.ingest.running import ingest, ingested
 from tests.support.commands import run
 from tests.support.seaweed import BUCKET, Seaweed, seaweed
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
+from tokenfeed.server.datasets import shared_scan
 from tokenfeed.server.storage.documents import starts_builder
 from tokenfeed.server.storage.objects import object_bytes
+from tokenfeed.server.storage.objects.counts import REQUESTS
 from tokenfeed.server.storage.objects.slab import size_of
 from tokenfeed.tools import inspect, verify
 from tokenfeed.tools.__main__ import main
@@ -85,6 +87,29 @@ def test_a_corpus_in_a_store_has_the_rows_of_the_one_on_disk(
     target = corpora[form].target
     expected = rows_of(target, order=order)
     require_same(rows_of(remote(corpora[form], target), order=order), expected)
+
+
+def require_opened_without_get(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open files of a store twice; the second time only names are asked for."""
+    monkeypatch.setattr(shared_scan, "_SETTLED_SECONDS", -2.0)  # whenever they were uploaded
+    counts = []
+    for _ in range(3):
+        before = REQUESTS.by_reason
+        with NumpyBatches(target, B, T, seed=1, order="shuffled", rank=0, world_size=1) as feed:
+            assert feed.batches_per_epoch
+        now = REQUESTS.by_reason
+        # Of names no bytes are counted.
+        index_bytes = now["index"].size_bytes - before["index"].size_bytes
+        counts.append((index_bytes > 0, now["block"].gets > before["block"].gets))
+    assert counts == [(True, True), (False, False), (False, False)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_second_opening_makes_no_get_of_an_object(
+    corpora: dict[str, Corpus], form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists of a store name the ETags and times of its answers to GETs, each in its own way."""
+    require_opened_without_get(remote(corpora[form], corpora[form].target), monkeypatch)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -19,6 +19,7 @@ from tests.end_to_end.corpora.test_object_stores import (
     BATCHES,
     ORDERS,
     require_data_loss,
+    require_opened_without_get,
     require_same,
     rows_of,
 )
@@ -61,6 +62,17 @@ def test_rows_are_those_of_files(
     target = corpora[form].target
     found = rows_of(remote(corpora[form], target, store[0]), order=order)
     require_same(found, rows_of(target, order=order))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_second_opening_makes_no_get_of_an_object(
+    store: tuple[str, Any],
+    corpora: dict[str, Corpus],
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lists of Azure name ETags without quotes."""
+    require_opened_without_get(remote(corpora[form], corpora[form].target, store[0]), monkeypatch)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -29,6 +29,7 @@ from tokenfeed.server.datasets.opening import TokenChecks
 from tokenfeed.server.datasets.redactions.overlay import Read
 from tokenfeed.server.open_local import open_local
 from tokenfeed.server.runtime import once_a_machine
+from tokenfeed.server.runtime.small_files import sealed
 from tokenfeed.server.storage.store import TokenStore
 
 Scans = Callable[..., int]
@@ -233,7 +234,7 @@ def test_a_scan_with_another_content_is_made_again(
     kept = json.loads(intact.partition(b"\n")[2])
     for name in "files", "fingerprint":
         body = body.replace(name.upper().encode(), kept[name].encode())
-    the_scan(cache).write_bytes(shared_scan._seal(body) + b"\n" + body)
+    the_scan(cache).write_bytes(sealed(body))
 
     assert scans(path) == 1
     assert the_scan(cache).read_bytes() == intact

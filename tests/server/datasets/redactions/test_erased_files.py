@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -89,6 +90,23 @@ def test_a_file_that_was_restored_is_opened(files: list[Path]) -> None:
 
     assert erased(*files) == []
     assert erased(*files[:2]) == [(0, 1000, 2001)]
+
+
+def test_many_files_are_looked_at_at_once(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network file system each is a round trip, and 60,000 in a row take a minute."""
+    paths = [write_tokens(np.arange(n, 300), f"s/t{n}.bin") for n in range(1, 5)]
+    redact(*paths, "--range=t4.bin:100:201", *ERASE)
+    monkeypatch.setattr(erased_files, "_LOOKED_AT_ONCE", 2)
+    meet, look = threading.Barrier(2), erased_files._look
+
+    def both(part: Sequence[str]) -> list[tuple[bool, bytes]]:
+        meet.wait(20)
+        return look(part)
+
+    monkeypatch.setattr(erased_files, "_look", both)
+    assert erased(*paths) == [(3, 100, 201)]
 
 
 @pytest.mark.parametrize("damage", ["{}", "[1]", '{"name": "t1.bin", "fill": 0, "ranges": []}'])

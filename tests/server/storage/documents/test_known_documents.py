@@ -31,6 +31,7 @@ from tests.server.storage.documents.starts_corpora import (
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.datasets.sources import parse_datasets
 from tokenfeed.server.storage.documents import document_starts_of, index_file, known_documents
+from tokenfeed.server.storage.formats import datatrove
 from tokenfeed.server.storage.open_file import OpenFile
 from tokenfeed.stream.planes import DOCUMENT_STARTS
 
@@ -57,6 +58,8 @@ def test_every_window_has_the_documents_that_begin_in_it(
     """Empty ones, ones of one token and ones longer than a row, at any place."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(index_file, "MEMORY_BYTES_MAX", memory_bytes)
+        if not memory_bytes:  # some indices one by one, and some side by side
+            patch.setattr(known_documents, "_ENTRIES_AT_ONCE", 8)
         corpus = WRITERS[form](Path(folder), files)
         with found_starts(corpus) as found:
             require_agreement(found, corpus, all_windows(corpus.counts, row_tokens))
@@ -159,6 +162,25 @@ def test_indices_of_a_large_corpus_are_looked_at_side_by_side(
     with opened(write_datatrove(tmp_path, [[4, 3, 2], [5, 6]])) as store:
         starts = document_starts_of(store, cache_dir=str(tmp_path))
         assert starts is not None
+        starts.close()
+
+
+def test_small_indices_are_read_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an object store each is a round trip or more, and 10,000 in a row are minutes."""
+    found, both = datatrove.open_file, threading.Barrier(2)
+
+    def open_file(path: str) -> OpenFile:
+        both.wait(20)
+        return found(path)
+
+    with opened(write_datatrove(tmp_path, [[4, 3, 2], [5, 6]])) as store:
+        monkeypatch.setattr(datatrove, "open_file", open_file)
+        starts = document_starts_of(store)
+        assert starts is not None
+        assert starts.starts_of(0).tolist() == [0, 4, 7]
+        assert starts.starts_of(1).tolist() == [0, 5]
         starts.close()
 
 

@@ -281,6 +281,42 @@ def test_groups_of_streams_are_fetched_ahead_and_let_go_of(
     tokens.close()
 
 
+def test_groups_are_fetched_while_a_stream_makes_no_call(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer at its pace asks for what it has room for, and then nothing for long; its next
+    group is to be there when it is. Who has gone for good is not fetched for, and what streams that
+    are there need comes first.
+    """
+    tokens, cache = small(tmp_path, monkeypatch, 4)
+    # As many bytes as the blocks, or more are not fetched.
+    spans = rows(np.random.default_rng(2), 8, BLOCK // 2)
+    there = Stream()
+    for owner, present, following in (
+        (None, [0, 1], [2, 3]),
+        (None, [2, 3], [4, 5]),
+        (there, [0, 1], [6, 7]),
+        (None, [8, 9], [2, 3]),  # without room
+    ):
+        hold(cache, tokens, owner or Stream(), present, following)
+        require_right(gather_block(tokens, spans).tokens, spans)
+        expected = sorted(present + following) if present != [8, 9] else [0, 1, 6, 7]
+        assert eventually(lambda expected=expected: cached(tokens) == expected), expected
+    del there, owner
+    monkeypatch.setattr(object_cache, "IDLE_SECONDS", 0.2)
+    hold(cache, tokens, Stream(), [8, 9], [4, 5])
+    time.sleep(0.3)
+    require_rows(tokens, 2)
+    time.sleep(0.1)
+    blocks = REQUESTS.by_reason["block"].gets
+    for _ in range(5):
+        require_rows(tokens, 2)
+        time.sleep(0.05)
+    assert REQUESTS.by_reason["block"].gets == blocks
+    cache.close()
+    tokens.close()
+
+
 def test_a_group_without_room_is_refused_with_its_ways_out(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -556,11 +592,12 @@ def test_an_object_of_two_datasets_is_fetched_once(
     for each in both:
         each.narrow(65_535)
     before = REQUESTS.by_reason["block"].gets
-    cache = open_cache([each.files for each in both], str(tmp_path), size_of(16))
+    cache = open_cache([each.files for each in both], str(tmp_path), size_of(BLOCKS))
     assert cache is not None
     assert cache.fits
     require_rows(both[0], 1)
     assert eventually(lambda: [*map(len, map(cached, both))] == [BLOCKS, 6])
+    assert cache.counts[1:3] == (BLOCKS, BLOCKS)
     assert REQUESTS.by_reason["block"].gets - before == BLOCKS
     cache.close()
     cache.fits = False
