@@ -310,8 +310,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         with or without changes by `change_mixture`; or this feed has a single stage, with the
         weights in force there. Else the state is refused, or with "mixture" in allow the weights of
         this feed begin at the first end of a block from the saved sample on. Later stages may
-        differ. Datasets that a change has brought are asked for. The context length is that with
-        which the run began, or that in force: call `change_context_length` for another one.
+        differ, unless they make a change of the context length impossible. Datasets that a change
+        has brought are asked for. The context length is that with which the run began, or that in
+        force: call `change_context_length` for another one.
         Redactions of the state stay. The state is refused if this feed has a redaction that begins
         before the saved sample, and the state lacks it or begins it elsewhere; with "redactions" in
         allow, it is in force from the saved sample on, or as the state says. If the

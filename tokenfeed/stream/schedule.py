@@ -21,6 +21,8 @@ Rows = Callable[[Source, int], int]
 """Returns the rows per epoch of a source at a context length. Of an order with groups it is asked
 for BLOCK_TOKENS too: each row is a whole block then.
 """
+Place = Callable[[Stage, Stage], Stage]
+"""Takes a stage and the planned one behind it, and returns the planned one where it begins."""
 
 
 def first_stage(context_length: int, weights: Mapping[int, int]) -> Stage:
@@ -248,15 +250,14 @@ def placed(sources: Sequence[Source], rows: Rows, last: Stage, planned: Stage) -
 def scheduled(
     begun: Sequence[Stage],
     later: Iterable[Stage] = (),
-    place: Callable[[Stage, Stage], Stage] = placed_by_weights,
+    place: Place = placed_by_weights,
 ) -> tuple[Stage, ...]:
     """Return stages, each with the index, the first sample and the base of each share that it
     really has.
 
     begun: at least one; returned unchanged.  later: the stages behind them, in order, as
     `planned_stage` makes them. Later stages keep their `previous` up to the first one that differs
-    from what was given; that one and all behind it have b"".  place: takes a stage and the planned
-    one behind it, and returns the planned one where it begins.
+    from what was given; that one and all behind it have b"".
     Raises: InvalidRequest if a stage is asked for at or before the begin of the stage before it;
     SamplesExhausted if one would begin at or above sample 2^63.
     """
