@@ -51,8 +51,10 @@ def with_length(
 
     try:
         stages, begin = changed(at_sample)
-    except TooEarly as error:
+    except InvalidRequest as error:
         require_ahead(at_sample, ahead)
+        if not isinstance(error, TooEarly):
+            raise
         raise _with_cure(error, changed) from None
     return stream.with_stages(stages), begin
 
@@ -97,7 +99,7 @@ def with_declared(
 ) -> Stream:
     """Return a stream with the context lengths that a user has declared, where they begin. Of those
     that are asked for before all that was delivered, the last one begins as soon as possible,
-    unless the stream has had it.
+    unless it is in force, or the stream has had it since.
 
     ahead: the first sample that may change.  changed: takes a stream, a context length and the
     sample that it is asked for at, and returns the stream with that change.
@@ -110,9 +112,12 @@ def with_declared(
             problem = f"{length} is asked for at sample {asked}, behind one at {before}"
             raise InvalidRequest("context_length", f"{problem}; declare them in this order")
         before = asked
+        same = [stage for stage in stream.stages if stage.context_length == length]
+        # What was in its way may have moved it, so that it was asked for at a later sample.
         is_known = any(
-            (stage.asked, stage.context_length) == (asked, length) for stage in stream.stages
-        )
+            stage.asked == asked or (stage.asked > asked and stage.first_sample < ahead)
+            for stage in same
+        ) or (asked < ahead and stream.stages[stream.place_of(ahead)] in same)
         later = lengths[n + 1 : n + 2]
         if is_known or any(one.begin.is_before(stream, ahead) for one in later):
             continue

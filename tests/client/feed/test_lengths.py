@@ -802,10 +802,26 @@ def test_a_call_for_a_past_sample_is_refused_unless_it_is_the_same_call_again() 
 def test_the_sample_that_a_refusal_of_a_past_one_names_is_the_first_that_may_change() -> None:
     """Not the one from which on a source would leave out less: that is past too."""
     feed = mixed(mixture={"web": 1, "chat": 1})
-    feed.cursor.seek(4800, None)
+    paused, _ = reweighted(feed, {"web": 1}, 50, None)
 
-    with pytest.raises(InvalidRequest, match="at_sample: 100 is before 4800, the first sample"):
-        resized(feed, LONGER, 100, None)
+    for each in (feed, paused):
+        each.cursor.seek(4800, None)
+        with pytest.raises(InvalidRequest, match="at_sample: 100 is before 4800, the first samp"):
+            resized(each, LONGER, 100, None)
+
+
+@pytest.mark.parametrize("lengths", [{0: T, 98: LONGER}, {0: T, 98: LONGER, 150: LONGER}])
+def test_a_declared_length_that_the_run_has_had_is_not_asked_for_again(lengths: Any) -> None:
+    """Also if a stage of the file has moved it: a restart would go back to shorter rows."""
+    stages = [{"weights": {"web": 3, "code": 1}}, {"first_sample": 99, "weights": {"math": 2}}]
+    feed = mixed(lengths | {300: 1 << 15}, Mixture(stages=stages))
+    feed.cursor.seek(500, None)
+    feed, _ = step(feed)
+    assert stages_of(feed) == [(0, T), (100, T), (102, LONGER), (300, 1 << 15)]
+
+    again = declared(load(mixed(lengths, Mixture(stages=stages)), state_of(feed)).stream)
+
+    assert stages_of(again) == stages_of(feed)
 
 
 def identities(feed: FeedStream, *samples: int) -> list[bytes]:
