@@ -256,13 +256,11 @@ def scheduled(
     really has.
 
     begun: at least one; returned unchanged.  later: the stages behind them, in order, as
-    `planned_stage` makes them. Later stages keep their `previous` up to the first one that differs
-    from what was given; that one and all behind it have b"".
+    `planned_stage` makes them; their `previous` is b"" then.
     Raises: InvalidRequest if a stage is asked for at or before the begin of the stage before it;
     SamplesExhausted if one would begin at or above sample 2^63.
     """
     found = list(begun)
-    are_known = True  # whether all stages so far are what they were
     for stage in later:
         last = found[-1]
         if stage.asked <= last.first_sample:
@@ -270,11 +268,7 @@ def scheduled(
                 f"stages[{last.index + 1}].first_sample",
                 f"{stage.asked} is not above {last.first_sample}, where the one before it begins",
             )
-        placed = place(last, stage)
-        # Where nothing has changed, what is known of it is kept. Behind another stage it may begin
-        # at the same sample, with the same bases, and yet follows another identity.
-        are_known = are_known and placed == replace(stage, previous=b"")
-        found.append(stage if are_known else placed)
+        found.append(place(last, stage))
     return tuple(found)
 
 

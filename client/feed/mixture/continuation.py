@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest, RequestError, SamplesExhausted, StreamMismatch
@@ -109,15 +110,14 @@ def _as_stored(saved: Saved) -> Place:
     """Return `place` that leaves a stage of another context length as a state has it, while it
     follows the same stage of the same sources: rows of those that were read are not needed then.
     """
-    stages = saved.stream.stages
-    before = dict(zip(stages[1:], stages, strict=False))
+    stages = [replace(each, previous=b"") for each in saved.stream.stages]
+    known = set(pairwise(stages))
 
     def placed(last: Stage, planned: Stage) -> Stage:
-        one = before.get(planned) if planned.origin & LENGTH else None
-        if any(share.source in saved.renewed for share in last.shares):
-            one = None
-        if one is not None and replace(one, previous=b"") == replace(last, previous=b""):
-            return replace(planned, previous=b"")
+        one, following = replace(last, previous=b""), replace(planned, previous=b"")
+        is_same = not any(share.source in saved.renewed for share in last.shares)
+        if planned.origin & LENGTH and is_same and (one, following) in known:
+            return following
         return saved.place(last, planned)
 
     return placed
