@@ -6,6 +6,7 @@ batch_reader.py    the batches of one request; a jump of the position begins ano
 feed_stream.py     what a feed reads: its stream, the datasets behind it, the position
 first_stream.py    the first one, by the arguments of a feed
 stream_changes.py  other weights, another context length, a redaction; changes.py: what may change
+stage_change.py    a new stage among others: where it begins, and which one it replaces
 lengths.py         context lengths that a user writes, and how many rows a batch has at each
 cursor.py          the position
 options.py         each argument once

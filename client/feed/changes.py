@@ -6,90 +6,21 @@ corpus of a source stays the same.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tokenfeed.errors import InvalidRequest, RequestError, SamplesExhausted, StreamMismatch
-from tokenfeed.stream.schedule import TooEarly, placed_by_weights, planned_stage, scheduled
+from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
+from tokenfeed.stream.schedule import Place, TooEarly, planned_stage
 from tokenfeed.stream.stage import CHANGED, LENGTH, Corpus, Redaction, Redactions, Source, Stage
 from tokenfeed.stream.stream import Stream
 
 from .history import History
 from .lengths import Length
-from .mixture.continuation import Place
 from .mixture.recipe import Definition
+from .stage_change import require_ahead, with_change
 
 _CURES_MAX = 64
 """Samples that are tried for one at which no source refuses a change."""
-
-
-def with_change(
-    stages: tuple[Stage, ...],
-    new: Stage,
-    ahead: int,
-    what: str,
-    place: Place = placed_by_weights,
-    *,
-    or_later: bool = False,
-) -> tuple[tuple[Stage, ...], int]:
-    """Return the stages with another one from a sample on, up to the next stage; and the sample
-    from which on its content is in force: the first end of a block (of the mixture, or of a group
-    of blocks) at or above the one that it is asked for at, or an earlier sample if it is in force
-    there already.
-
-    An earlier change of the same kind that would begin at that sample is replaced. If another stage
-    begins there, the new stage begins one block later; if one begins before it, within a group of
-    blocks, behind the first block of that. A change of the context length that was asked for at or
-    before the new stage, and has not begun by then, is asked for right behind it.
-    new: as `planned_stage` makes it.  ahead: the first sample that may change.  what: names the
-    content in errors.  place: as for `scheduled`.  or_later: if no block is left between the
-    sample and the next stage, whether to change behind the first block of that stage instead of
-    refusing.
-    Raises: InvalidRequest if the sample is below ahead, or a stage would have no block; what place
-    raises.
-    """
-    at_sample = new.asked
-    while True:
-        # What is in force just before, and where its blocks end.
-        before = max(bisect_left([stage.first_sample for stage in stages], at_sample) - 1, 0)
-        here = replace(new, asked=max(at_sample, stages[before].first_sample))
-        try:
-            begin = place(stages[before], here).first_sample
-        except SamplesExhausted as error:
-            raise _without_block(what, at_sample, error) from None
-        following = stages[before + 1 : before + 2]
-        if following and following[0].first_sample < begin:
-            at_sample = following[0].first_sample + 1
-            continue
-        clash = next((n for n, stage in enumerate(stages) if stage.first_sample == begin), None)
-        if clash is None:
-            break
-        there = stages[clash]
-        if _content(there, new) == _content(new, new):
-            return stages, begin
-        is_same_kind = not (there.origin ^ new.origin) & LENGTH
-        if there.is_change and is_same_kind and begin >= ahead and clash > before:
-            break
-        if not or_later and at_sample < begin:
-            problem = f"{at_sample} leaves no block: the next stage begins at {begin}"
-            raise InvalidRequest("at_sample", problem)
-        at_sample = begin + 1
-    require_ahead(at_sample, ahead)
-    begun = stages[: before + 1]
-    later = [
-        replace(stage, asked=max(stage.asked, begin + 1)) if stage.origin & LENGTH else stage
-        for n, stage in enumerate(stages)
-        if n > before and n != clash
-    ]
-    if _content(begun[-1], new) == _content(new, new):
-        found = stages if clash is None else scheduled(begun, later, place)
-        return found, begun[-1].first_sample
-    try:
-        found = scheduled(begun, [replace(new, asked=at_sample), *later], place)
-    except (InvalidRequest, SamplesExhausted) as error:
-        raise _without_block(what, at_sample, error) from None
-    return found, begin
 
 
 def with_length(
@@ -120,7 +51,10 @@ def with_length(
 
     try:
         stages, begin = changed(at_sample)
-    except TooEarly as error:
+    except InvalidRequest as error:
+        require_ahead(at_sample, ahead)
+        if not isinstance(error, TooEarly):
+            raise
         raise _with_cure(error, changed) from None
     return stream.with_stages(stages), begin
 
@@ -165,7 +99,7 @@ def with_declared(
 ) -> Stream:
     """Return a stream with the context lengths that a user has declared, where they begin. Of those
     that are asked for before all that was delivered, the last one begins as soon as possible,
-    unless the stream has had it.
+    unless it is in force, or the stream has had it since.
 
     ahead: the first sample that may change.  changed: takes a stream, a context length and the
     sample that it is asked for at, and returns the stream with that change.
@@ -178,9 +112,12 @@ def with_declared(
             problem = f"{length} is asked for at sample {asked}, behind one at {before}"
             raise InvalidRequest("context_length", f"{problem}; declare them in this order")
         before = asked
+        same = [stage for stage in stream.stages if stage.context_length == length]
+        # What was in its way may have moved it, so that it was asked for at a later sample.
         is_known = any(
-            (stage.asked, stage.context_length) == (asked, length) for stage in stream.stages
-        )
+            stage.asked == asked or (stage.asked > asked and stage.first_sample < ahead)
+            for stage in same
+        ) or (asked < ahead and stream.stages[stream.place_of(ahead)] in same)
         later = lengths[n + 1 : n + 2]
         if is_known or any(one.begin.is_before(stream, ahead) for one in later):
             continue
@@ -190,29 +127,6 @@ def with_declared(
             problem = f"{length} from sample {asked} on: {error}"
             raise InvalidRequest("context_length", problem) from None
     return stream
-
-
-def _without_block(what: str, at_sample: int, error: RequestError) -> InvalidRequest:
-    problem = f"from sample {at_sample} on leave no block to a later stage: {error}"
-    if error.subject in ("at_sample", "context_length"):
-        problem = f"cannot change at sample {at_sample}, since the context length could not change "
-        problem += f"behind it: {error}"
-    return InvalidRequest(what, problem)
-
-
-def _content(stage: Stage, new: Stage) -> object:
-    """Return what a new stage changes, as a stage has it."""
-    return stage.context_length if new.origin & LENGTH else stage.weights
-
-
-def require_ahead(at_sample: int, ahead: int) -> None:
-    """Raise InvalidRequest if a change comes too late.
-
-    at_sample: at which it was asked for.  ahead: the first sample that may still change.
-    """
-    if at_sample < ahead:
-        problem = f"{at_sample} is before {ahead}, the first sample that may change"
-        raise InvalidRequest("at_sample", problem)
 
 
 def with_redaction(redactions: Redactions, new: Redaction) -> tuple[Redactions, int]:

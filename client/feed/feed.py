@@ -324,9 +324,10 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         feed, with or without changes by `change_mixture`; or this feed has a single stage, with the
         weights in force at the saved sample. Otherwise the state is refused; with "mixture" in
         allow, the weights of this feed begin at the first end of a block from the saved sample on.
-        Later stages may differ. Datasets that `change_mixture` has added are read too. The context
-        length of this feed has to be the one with which the run began, or the one in force; for
-        another length call `change_context_length`.
+        Later stages may differ, unless they make a change of the context length impossible.
+        Datasets that `change_mixture` has added are read too. The context length of this feed has
+        to be the one with which the run began, or the one in force; for another length call
+        `change_context_length`.
         Redactions: those of the state stay in force. The state is refused if this feed has a
         redaction that begins before the saved sample, and the state lacks this redaction or begins
         it at another sample; with "redactions" in allow, the redaction is in force from the saved

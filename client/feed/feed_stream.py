@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.errors import InvalidRequest, StreamMismatch
+from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
 from tokenfeed.sampling.mixture import locate_all
 from tokenfeed.sampling.plan import no_documents_fit
 from tokenfeed.stream.position import SAMPLE_END
@@ -59,7 +59,8 @@ class FeedStream:
     it.  batch_sizes: rows of a batch of this rank at the context lengths for which the user said
     it, the first one first.  pending: declared context lengths that the stream may lack, until
     `declared`.  counted: batches, and their tokens of x, that this feed had delivered when its
-    batches got the present shape.
+    batches got the present shape.  unread: rows of sources that are not in `rest`, by the context
+    length too, once they were asked for.
     """
 
     request: Request
@@ -72,6 +73,7 @@ class FeedStream:
     batch_sizes: Mapping[int, int]
     pending: tuple[Length, ...] = ()
     counted: tuple[int, int] = (0, 0)
+    unread: dict[tuple[Source, int], int] = field(default_factory=dict, compare=False, repr=False)
     _memo: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
@@ -242,11 +244,18 @@ class FeedStream:
         """Return the rows per epoch of a source; waits for its description, also at a length at
         which it was not asked for yet.
 
-        source: by the name of its dataset.  context_length: of the rows.
-        Raises: InvalidRequest if its dataset is none of those that are described; TokenfeedError.
+        source: by the name of its dataset; one that is not in `rest` is described for this alone.
+        context_length: of the rows.
+        Raises: as `rows_of_unread`.
         """
-        place = place_of_dataset(self.rest, source)
-        return self.datasets.rows_of(source.order.NAME, context_length, place=place)
+        if any(each.dataset == source.dataset for each in self.rest.sources):
+            place = place_of_dataset(self.rest, source)
+            return self.datasets.rows_of(source.order.NAME, context_length, place=place)
+        if (source, context_length) not in self.unread:
+            self.require_open()
+            rows = rows_of_unread(source, context_length, self._opened)
+            self.unread[source, context_length] = rows
+        return self.unread[source, context_length]
 
     def require_rows(self, context_length: int | None = None, source: Source | None = None) -> int:
         """Return the rows per epoch of a source, at least 1, by default at the present length.
@@ -378,7 +387,7 @@ class FeedStream:
         """Return the datasets of another rest of a stream.  owner, Raises: as for `with_stream`."""
         if _datasets_of(rest) != _datasets_of(self.rest):
             self.require_open()
-            datasets = self.open_datasets(replace(self.request, stream=rest))
+            datasets = self._opened(rest)
             datasets.end_with(owner)
             if self.datasets.reads_documents:
                 datasets.read_documents()
@@ -386,6 +395,9 @@ class FeedStream:
         if not {*rest.redactions} <= {*self.rest.redactions}:
             self.datasets.require_redactions(rest.redactions)
         return self.datasets
+
+    def _opened(self, stream: Stream) -> Datasets:
+        return self.open_datasets(replace(self.request, stream=stream))
 
     def _hashed(self) -> FeedStream:
         """Return this with the identities before its stages, and without stages that are too old:
@@ -409,6 +421,33 @@ class FeedStream:
         """Raise InvalidRequest for a closed feed."""
         if self.datasets.closed:
             raise InvalidRequest("feed", "is closed; create a new one")
+
+
+def rows_of_unread(
+    source: Source, context_length: int, open_datasets: Callable[[Stream], Datasets]
+) -> int:
+    """Return the rows per epoch of a source that is not read now. Its dataset is opened for this
+    alone.
+
+    context_length: of the rows.  open_datasets: returns the datasets of a stream.
+    Raises: InvalidRequest if the dataset is not there any more; StreamMismatch if it is another one
+    than when it was read; TokenfeedError.
+    """
+    # Every dataset can be opened at one token a row, whichever other rows it has.
+    of_one = source.dataset, source.order, source.seed, 1, source.long_documents
+    alone = Stream.of_dataset(*of_one, group_blocks=source.group_blocks)
+    datasets = open_datasets(alone)
+    try:
+        described = datasets.await_described()
+        if source.corpus is not None:
+            require_same_corpus(source, corpora_of(alone, described)[0], 1)
+        return datasets.rows_of(source.order.NAME, context_length)
+    except NotFound as error:
+        problem = f"cannot change: the rows of {source.dataset!r} are not known ({error})"
+        cure = "serve it until the change has begun; no mixture has to name it"
+        raise InvalidRequest("context_length", f"{problem}; {cure}") from None
+    finally:
+        datasets.close()
 
 
 def _rest_of(stream: Stream, sample: int, definition: Definition, kept: Collection[int]) -> Stream:

@@ -5,6 +5,7 @@ batch has at each. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest
@@ -53,7 +54,7 @@ def read_lengths(value: int | Mapping[int | str, int]) -> tuple[int, tuple[Lengt
     """Return the first context length, and those behind it.
 
     value: a context length, or several by the sample or the tokens where each is asked for, in
-    ascending order: {0: 4096, "2e11 tokens": 32768}.
+    ascending order: {0: 4096, "2e11 tokens": 32768}. One that is that before it changes nothing.
     Raises: InvalidRequest.
     """
     if not isinstance(value, Mapping):
@@ -66,7 +67,8 @@ def read_lengths(value: int | Mapping[int | str, int]) -> tuple[int, tuple[Lengt
         keys = [key for key in unit if key is not None]
         if sorted(set(keys)) != keys:
             raise InvalidRequest("context_length", f"{shown(value)} is not in ascending order")
-    return found[0].context_length, tuple(found[1:])
+    later = (now for one, now in pairwise(found) if now.context_length != one.context_length)
+    return found[0].context_length, tuple(later)
 
 
 def _length(key: int | str, value: int) -> Length:

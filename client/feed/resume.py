@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
@@ -412,26 +412,43 @@ def _continued(
     sources = _sources_of(saved, mine, past, may_differ=may_differ)
     number_by_name = {each.dataset: each.number for each in sources}
     numbers = {each.number: number_by_name[each.dataset] for each in mine.sources}
-    stages = [_renumbered(stage, numbers) for stage in mine.stages]
+    own = [_renumbered(stage, numbers) for stage in mine.stages]
     names = [each.dataset for each in sources]
     length = None
     if may_differ and saved.stages[saved.place_of(begin)].context_length != mine.context_length:
         length = mine.context_length
-        _require_begun(saved, past, stages[-1], sources, length)
+        _require_begun(saved, past, own[-1], sources, length)
     pairs = zip(saved.sources, sources, strict=False)
     renewed = {
-        now.number for before, now in pairs if now.corpus and facts_of(now) != facts_of(before)
+        now.number for before, now in pairs if replace(now, dataset=before.dataset) != before
     }
     goes_on = Saved(saved, renewed, begin, names, partial(placed, sources, rows))
-    found, messages = continued(goes_on, stages, allow=allow, context_length=length)
+    found, messages = continued(goes_on, own, allow=allow, context_length=length)
     # A source that is not read is not described: it stays as the state has it.
     weighted = {number for stage in found for number in stage.weights}
     sources = tuple(
         each if each.corpus or each.number in weighted else saved.sources[each.number]
         for each in sources
     )
-    stream = Stream(mine.seed, sources, found, saved.redactions)
+    stages = _hashed_as(saved.stages, found, renewed)
+    stream = Stream(mine.seed, sources, stages, saved.redactions)
     return _Plan(stream, state.sample, _numbers_now(saved, sources), messages)
+
+
+def _hashed_as(
+    saved: Sequence[Stage], found: Sequence[Stage], renewed: Collection[int]
+) -> tuple[Stage, ...]:
+    """Return stages with the `previous` of a state as long as they follow the same stages as there,
+    of the same sources; behind that it has to be computed.
+
+    renewed: numbers of sources that are other ones now.
+    """
+    hashed, is_same = list[Stage](), True
+    for before, now in zip_longest(saved[: len(found)], found):
+        stage = replace(now, previous=before.previous if before and is_same else b"")
+        is_same = is_same and stage == before and not any(each in renewed for each in now.weights)
+        hashed.append(stage)
+    return tuple(hashed)
 
 
 def _numbers_now(saved: Stream, sources: Sequence[Source]) -> dict[int, int]:

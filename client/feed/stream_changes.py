@@ -16,17 +16,11 @@ from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction, Stage
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import integer
-from .changes import (
-    ahead_of_lengths,
-    require_ahead,
-    with_change,
-    with_declared,
-    with_length,
-    with_redaction,
-)
+from .changes import ahead_of_lengths, with_declared, with_length, with_redaction
 from .feed_stream import FeedStream
 from .lengths import require_uncounted, require_whole_rows
 from .mixture.recipe import checked_weights, read_list
+from .stage_change import require_ahead, with_change
 
 _LOG = logging.getLogger("tokenfeed.client")
 
@@ -167,21 +161,18 @@ def log_lengths(before: FeedStream, now: FeedStream) -> None:
             length,
             stage.asked,
         )
-        try:
-            left = left_out(last, stage, now.rest.sources, now.rows_of)
-        except TokenfeedError as error:  # servers are away, and the change stays as it is
-            _LOG.warning("rows that are left out are not counted sample=%d: %s", sample, error)
-            continue
-        described = now.rest.numbers
         for share in last.shares:
             source = now.stream.sources[share.source]
-            if share.base and source.order.BLOCK_TOKENS and share.source not in described:
+            name = source.dataset
+            try:
+                left = left_out(last, stage, [source], now.rows_of)
+            except TokenfeedError as error:  # it is away, and the change stays as it is
                 message = "rows that are left out are not counted sample=%d source=%s: %s"
-                _LOG.warning(message, sample, source.dataset, "it is not in the mixture")
-        for number, rows in left.items():
-            name, tokens = now.stream.sources[number].dataset, rows * last.context_length
-            message = "rows are left out sample=%d source=%s rows=%d tokens=%d"
-            _LOG.warning(message, sample, name, rows, tokens)
+                _LOG.warning(message, sample, name, error)
+                continue
+            for rows in left.values():
+                message = "rows are left out sample=%d source=%s rows=%d tokens=%d"
+                _LOG.warning(message, sample, name, rows, rows * last.context_length)
 
 
 def _begin(last: Stage, stage: Stage) -> tuple[object, ...]:

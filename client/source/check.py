@@ -168,15 +168,11 @@ def no_rows(dataset: pb.Dataset, order: Order, context_length: int) -> InvalidRe
 
 
 def place_of_dataset(stream: Stream, source: Source) -> int:
-    """Return which of the datasets of a stream a source reads, by its name.  Raises:
-    InvalidRequest if none is.
+    """Return which of the datasets of a stream a source reads, by its name.  Raises: ValueError if
+    none is.
     """
-    for place, each in reversed(list(enumerate(stream.sources))):
-        if each.dataset == source.dataset:
-            return place
-    problem = f"cannot change: the rows of {source.dataset!r} are not known at other lengths"
-    problem += "; name it in the mixture that the feed is made with, if need be with weight 0"
-    raise InvalidRequest("context_length", problem)
+    names = [each.dataset for each in stream.sources]
+    return len(names) - 1 - names[::-1].index(source.dataset)
 
 
 def counted_rows(dataset: pb.Dataset, order: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,3 +24,10 @@ def redact(
     words += [*options, "--fill", str(fill), *(["--erase", "--no-delimiter"] if erase else [])]
     found = redacted(build_parser().parse_args([*map(str, paths), *words]))
     return str(found.facts()["list"])
+
+
+def holds_deleted(process: int, paths: Sequence[Path]) -> bool:
+    """Whether a process has a replaced file mapped or open."""
+    opened = [os.path.realpath(each) for each in Path(f"/proc/{process}/fd").iterdir()]
+    said = "\n".join([Path(f"/proc/{process}/maps").read_text(), *opened])
+    return any(f"{path} (deleted)" in said for path in paths)

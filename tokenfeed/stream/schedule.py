@@ -21,6 +21,8 @@ Rows = Callable[[Source, int], int]
 """Returns the rows per epoch of a source at a context length. Of an order with groups it is asked
 for BLOCK_TOKENS too: each row is a whole block then.
 """
+Place = Callable[[Stage, Stage], Stage]
+"""Takes a stage and the planned one behind it, and returns the planned one where it begins."""
 
 
 def first_stage(context_length: int, weights: Mapping[int, int]) -> Stage:
@@ -248,20 +250,17 @@ def placed(sources: Sequence[Source], rows: Rows, last: Stage, planned: Stage) -
 def scheduled(
     begun: Sequence[Stage],
     later: Iterable[Stage] = (),
-    place: Callable[[Stage, Stage], Stage] = placed_by_weights,
+    place: Place = placed_by_weights,
 ) -> tuple[Stage, ...]:
     """Return stages, each with the index, the first sample and the base of each share that it
     really has.
 
     begun: at least one; returned unchanged.  later: the stages behind them, in order, as
-    `planned_stage` makes them. Later stages keep their `previous` up to the first one that differs
-    from what was given; that one and all behind it have b"".  place: takes a stage and the planned
-    one behind it, and returns the planned one where it begins.
+    `planned_stage` makes them; their `previous` is b"" then.
     Raises: InvalidRequest if a stage is asked for at or before the begin of the stage before it;
     SamplesExhausted if one would begin at or above sample 2^63.
     """
     found = list(begun)
-    are_known = True  # whether all stages so far are what they were
     for stage in later:
         last = found[-1]
         if stage.asked <= last.first_sample:
@@ -269,11 +268,7 @@ def scheduled(
                 f"stages[{last.index + 1}].first_sample",
                 f"{stage.asked} is not above {last.first_sample}, where the one before it begins",
             )
-        placed = place(last, stage)
-        # Where nothing has changed, what is known of it is kept. Behind another stage it may begin
-        # at the same sample, with the same bases, and yet follows another identity.
-        are_known = are_known and placed == replace(stage, previous=b"")
-        found.append(stage if are_known else placed)
+        found.append(place(last, stage))
     return tuple(found)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
-from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
-from tokenfeed.stream.schedule import next_stage, scheduled
+from tokenfeed.errors import InvalidRequest, RequestError, SamplesExhausted, StreamMismatch
+from tokenfeed.stream.schedule import Place, next_stage, scheduled
 from tokenfeed.stream.stage import CHANGED, LENGTH, RESUMED, Stage
 from tokenfeed.stream.stream import Stream
 
+from ..stage_change import with_change
+
 Stages = Sequence[Stage]
-Place = Callable[[Stage, Stage], Stage]
-"""As of `scheduled`."""
+Dropped = Sequence[tuple[Stage, RequestError]]
+"""Changes that have no block, and why."""
 _CURE = 'allow=("mixture",) continues with the weights of this mixture'
 
 
@@ -56,14 +59,15 @@ def continued(
       made by the definition or by a change in the state;
     - the definition has a single stage, with the weights in force at the saved sample. The present
       stage is then marked RESUMED.
-    Changes behind the saved sample stay if they have a block; else they are dropped, which is
-    logged.
+    Changes behind the saved sample stay. One of the weights that has no block is dropped, which is
+    logged; one of the context length begins behind the first block of a stage that is in its way,
+    as if it had been asked for now.
     own: stages of the definition, with the source numbers of the state.  allow: whether to accept
     every other past: then a stage with the weights of the definition begins at the first end of a
     block from the saved sample on, and replaces later changes of weights.  context_length: of that
     stage, which then replaces later changes of the context length too; None is that in force.
-    Raises: StreamMismatch, naming what differs; InvalidRequest if a later stage of the definition
-    has no block behind that stage.
+    Raises: StreamMismatch, naming what differs, or a change of the context length that cannot
+    stay; InvalidRequest if a later stage of the definition has no block behind that stage.
     """
     stages, sample = saved.stream.stages, saved.sample
     present, saved = stages[saved.stream.place_of(sample)], saved._replace(place=_as_stored(saved))
@@ -83,19 +87,16 @@ def continued(
     # What was before the first stage is folded.
     if first.index and defined == _in_force(own, first.first_sample):
         own = [first, *(stage for stage in own if stage.asked > first.first_sample)]
-    found, messages = _with_changes(own[:1], own[1:], stages, saved)
-    if (join := _joined(own, saved)) is not None:
-        begun, later = join
-        again = _with_changes(begun, later, stages[len(begun) :], saved)
-        if _has_past(again[0], past, end):
-            found, messages = again
-    if _has_past(found, past, end):
-        return (*past, *found[len(past) :]), messages
+    for begun, later in (*_joined(own, saved), (own[:1], own[1:])):
+        found, dropped = _with_changes(begun, later, stages, saved)
+        if _has_past(found, past, end):
+            return (*past, *found[len(past) :]), _dropped(dropped, saved)
     in_force = past[-1]
     if len(own) == 1 and in_force.weights == own[0].weights:
         # Marked, so that later states are known too.
         join_here = replace(in_force, origin=in_force.origin | RESUMED)
-        return _with_changes([*past[:-1], join_here], [], ahead, saved)
+        found, dropped = _with_changes([*past[:-1], join_here], [], ahead, saved)
+        return found, _dropped(dropped, saved)
     if allow:
         return _appended(past, own, ahead, saved, context_length)
     if first.index and own[0] is not first:
@@ -109,31 +110,30 @@ def _as_stored(saved: Saved) -> Place:
     """Return `place` that leaves a stage of another context length as a state has it, while it
     follows the same stage of the same sources: rows of those that were read are not needed then.
     """
-    stages = saved.stream.stages
-    before = dict(zip(stages[1:], stages, strict=False))
+    stages = [replace(each, previous=b"") for each in saved.stream.stages]
+    known = set(pairwise(stages))
 
     def placed(last: Stage, planned: Stage) -> Stage:
-        one = before.get(planned) if planned.origin & LENGTH else None
-        if any(share.source in saved.renewed for share in last.shares):
-            one = None
-        if one is not None and replace(one, previous=b"") == replace(last, previous=b""):
-            return replace(planned, previous=b"")
+        one, following = replace(last, previous=b""), replace(planned, previous=b"")
+        is_same = not any(share.source in saved.renewed for share in last.shares)
+        if planned.origin & LENGTH and is_same and (one, following) in known:
+            return following
         return saved.place(last, planned)
 
     return placed
 
 
-def _joined(own: Stages, saved: Saved) -> tuple[Stages, Stages] | None:
+def _joined(own: Stages, saved: Saved) -> list[tuple[Stages, Stages]]:
     """Return the stages up to that where this definition has continued another one last, and those
-    of the definition behind it; None if it has not, or one of these has no block there.
+    of the definition behind it; none if it has not, or one of these has no block there.
     """
     stages = saved.stream.stages
     for n in range(len(stages) - 1, 0, -1):
         stage = stages[n]
         if stage.origin & RESUMED and stage.weights == _in_force(own, stage.first_sample):
             begun, later = stages[: n + 1], _later(own, stage.first_sample)
-            return None if saved.placed(begun, later) is None else (begun, later)
-    return None
+            return [] if saved.placed(begun, later) is None else [(begun, later)]
+    return []
 
 
 def _appended(
@@ -164,35 +164,38 @@ def _appended(
         message = f"resumed with a mixture of other earlier stages sample={begin}"
     kept = [each for each in ahead if each.origin & LENGTH and context_length is None]
     lengths = [replace(each, asked=max(each.asked, begin + 1)) for each in kept]
-    found, messages = _with_changes(begun, later, lengths, saved)
-    gone = [each for each in ahead if each not in kept]
-    return found, (message, *_dropped(gone, saved), *messages)
+    found, dropped = _with_changes(begun, later, lengths, saved)
+    gone = [_said(each, saved) for each in ahead if each not in kept and each.origin & CHANGED]
+    return found, (message, *gone, *_dropped(dropped, saved))
 
 
 def _with_changes(
     begun: Stages, later: Stages, changes: Stages, saved: Saved
-) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
-    """Return the stages with the changes of a state, and lines to log.
-
-    A change at or behind the sample that fits no stage is dropped, with a line. One before it stays
-    out too; the caller finds that by `_has_past`.
+) -> tuple[tuple[Stage, ...], Dropped]:
+    """Return the stages with the changes of a state, and those that fit no stage at or behind the
+    sample. One before it stays out too; the caller finds that by `_has_past`.
     """
     first = begun[-1].first_sample
     changes = [each for each in changes if each.origin & CHANGED and each.asked > first]
     found = saved.placed(begun, _in_order([*later, *changes]))
     if found is not None:
         return found, ()
-    kept, dropped = list(later), []
-    found = saved.placed(begun, kept) or tuple(begun)
-    for change in changes:
+    found, dropped = saved.placed(begun, later) or tuple(begun), list[tuple[Stage, RequestError]]()
+    # Weights first: a change of the length may wait for the end of a group, and they do not.
+    for change in sorted(changes, key=lambda each: each.origin & LENGTH):
         if any(_begin(each) == _begin(change) for each in found):
             continue
-        changed = saved.placed(begun, _in_order([*kept, change]))
-        if changed is not None:
-            kept, found = _in_order([*kept, change]), changed
-        elif change.first_sample >= saved.sample:
-            dropped.append(change)
-    return found, _dropped(dropped, saved)
+        try:
+            if change.origin & LENGTH:
+                what = "context_length"
+                found, _ = with_change(found, change, 0, what, saved.place, or_later=True)
+            else:
+                behind = _in_order([*found[len(begun) :], change])
+                found = scheduled(begun, behind, saved.place)
+        except (InvalidRequest, SamplesExhausted) as error:
+            if change.first_sample >= saved.sample:
+                dropped.append((change, error))
+    return found, dropped
 
 
 def _begin(stage: Stage) -> tuple[int, int, dict[int, int]]:
@@ -245,14 +248,29 @@ def _difference(past: Stages, own: Stages, sample: int, saved: Saved) -> str:
     return f"this mixture has a stage {where}, and the state has not; {_CURE}"
 
 
-def _dropped(changes: Stages, saved: Saved) -> tuple[str, ...]:
-    """Return messages of changes that are dropped."""
-    return tuple(
-        f"change of the context length is dropped asked={change.asked} "
-        f"context_length={change.context_length}"
-        if change.origin & LENGTH
-        else f"change of the mixture is dropped asked={change.asked} "
-        f"weights={saved.shown(change.weights)}"
-        for change in changes
-        if change.origin & CHANGED
-    )
+def _dropped(changes: Dropped, saved: Saved) -> tuple[str, ...]:
+    """Return messages of changes of the weights that have no block.  Raises: StreamMismatch for one
+    of the context length.
+    """
+    for change, error in changes:
+        if change.origin & LENGTH:
+            before = saved.stream.stages[change.index - saved.stream.stages[0].index - 1]
+            raise StreamMismatch(
+                "context_length",
+                f"the state changes it to {change.context_length} at sample {change.first_sample}, "
+                f"which this mixture does not allow: {error}. Pass a mixture that does; or load "
+                "the state with the mixture that it was saved with, and take the change back by "
+                f"change_context_length({before.context_length}, at_sample={change.asked})",
+            )
+    return tuple(_said(change, saved) for change, _ in changes)
+
+
+def _said(change: Stage, saved: Saved) -> str:
+    """Return the message of a change that is dropped."""
+    if change.origin & LENGTH:
+        return (
+            f"change of the context length is dropped asked={change.asked} "
+            f"context_length={change.context_length}"
+        )
+    weights = saved.shown(change.weights)
+    return f"change of the mixture is dropped asked={change.asked} weights={weights}"

@@ -377,16 +377,16 @@ def test_the_sample_that_a_refusal_names_is_the_first_one_that_is_not_refused() 
     assert begin == 4664
 
 
-def test_a_dataset_that_is_not_described_is_named_with_the_cure() -> None:
-    """Where it goes on at another length depends on its rows, so it has to be known before."""
+def test_a_dataset_that_a_call_brings_before_a_change_of_the_length_needs_no_name_before() -> None:
+    """Where it goes on at another length depends on its rows, which are asked for then."""
     feed, _ = resized(mixed(), LONGER, 100, None)
-
-    with pytest.raises(InvalidRequest, match=r"rows of 'math' are not known .* with weight 0"):
-        reweighted(feed, {"web": 1, "math": 1}, 50, None)
     named, _ = resized(mixed(mixture={"web": 3, "code": 1, "math": 0}), LONGER, 100, None)
-    found, _ = reweighted(named, {"web": 1, "math": 1}, 50, None)
+
+    found, _ = reweighted(feed, {"web": 1, "math": 1}, 50, None)
 
     assert stages_of(found) == [(0, T), (52, T), (100, LONGER)]
+    expected, _ = reweighted(named, {"web": 1, "math": 1}, 50, None)
+    assert found.stream.stages == expected.stream.stages
 
 
 def test_what_is_left_out_is_logged_once_and_again_where_it_changes(
@@ -418,7 +418,8 @@ def test_a_change_stays_where_its_rows_cannot_be_counted(caplog: pytest.LogCaptu
 
     log_lengths(mixed(), loaded)
 
-    assert "rows that are left out are not counted sample=100: feed: is closed" in caplog.text
+    message = "rows that are left out are not counted sample=100 source=web: feed: is closed"
+    assert message in caplog.text
 
 
 def test_max_epochs_end_a_mixture_that_grows_where_the_source_is_at_its_last_epoch() -> None:
@@ -480,7 +481,7 @@ def test_a_source_that_a_call_has_brought_and_that_pauses_again_is_counted_in_th
     assert state_of(found)
 
 
-def test_rows_of_a_paused_source_that_a_restart_does_not_name_are_said_to_be_unknown(
+def test_rows_of_a_paused_source_that_a_restart_does_not_name_are_counted_while_it_is_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A number that is missing without a word is taken for 0."""
@@ -489,12 +490,15 @@ def test_rows_of_a_paused_source_that_a_restart_does_not_name_are_said_to_be_unk
     feed, _ = reweighted(feed, {"web": 3, "code": 1}, None, None)
     feed, at = resized(feed, LONGER, 100, None)
     feed, _ = step(feed)
-    again = load(mixed(), state_of(feed)).stream
+    left = {name: CORPORA[name] for name in ("web", "code")}
+    gone = load(feed_of(left, 8, T, **MIXED), state_of(feed)).stream
 
-    message = f"rows that are left out are not counted sample={at} source=math: it is not in the"
-    assert f"{message} mixture" in log_of(caplog, mixed(), again)
     named = load(mixed(mixture={"web": 3, "code": 1, "math": 0}), state_of(feed)).stream
-    assert not any("not counted" in line for line in log_of(caplog, mixed(), named))
+    logged = log_of(caplog, mixed(), load(mixed(), state_of(feed)).stream)
+    assert any("source=math rows=" in line for line in logged)
+    assert logged == log_of(caplog, mixed(), named)
+    message = f"rows that are left out are not counted sample={at} source=math: "
+    assert any(line.startswith(message) for line in log_of(caplog, mixed(), gone))
 
 
 def test_a_source_that_was_never_read_and_is_not_named_any_more_is_not_asked_for() -> None:
@@ -696,3 +700,164 @@ def test_a_source_that_was_not_read_may_get_another_order_before_a_change_of_the
 
     assert found.stream.stages[-1].shares == fresh.stream.stages[-1].shares
     assert found.stream.stages[-1].shares != feed.stream.stages[-1].shares
+
+
+# --- what was read and is not named any more, and stages that a restart brings ---
+
+
+def test_a_source_that_was_read_and_is_not_named_any_more_does_not_stop_a_change() -> None:
+    """Where it would go on depends on its rows: its dataset is asked for, while it is there."""
+    feed, _ = step(mixed(mixture={"web": 1, "math": 1}))
+    other = {"web": 3, "code": 1}
+    left = {name: CORPORA[name] for name in other}
+    state = state_of(feed)
+    named = load(mixed(mixture={**other, "math": 0}), state, allow=("mixture",)).stream
+    gone = load(feed_of(left, 8, T, **MIXED), state, allow=("mixture",)).stream
+
+    found, begin = resized(
+        load(mixed(mixture=other), state, allow=("mixture",)).stream, LONGER, 100, None
+    )
+
+    expected, _ = resized(named, LONGER, 100, None)
+    base = {name: share.base for name, share in shares_of(found).items()}
+    assert (begin, base) == (100, {"web": 448, "math": 288, "code": 416})
+    assert {name: share.base for name, share in shares_of(expected).items()} == base
+    with pytest.raises(InvalidRequest, match=r"rows of 'math' are not known .*; serve it until"):
+        resized(gone, LONGER, 100, None)
+    assert step(gone)[1]  # and the run goes on
+
+
+def shares_of(feed: FeedStream) -> dict[str, Any]:
+    """The shares of the last stage, by the names of their datasets."""
+    stream = feed.stream
+    return {stream.sources[share.source].dataset: share for share in stream.stages[-1].shares}
+
+
+@pytest.mark.parametrize("at_sample", [900, GROUP])
+def test_a_stage_that_the_file_gains_within_a_group_keeps_the_change_that_waits_for_its_end(
+    at_sample: int,
+) -> None:
+    """It begins behind the first block of that stage, as in a run that had the stage before."""
+    stages = [
+        {"weights": {"web": 1}},
+        {"first_sample": at_sample, "weights": {"web": 1, "code": 1}},
+    ]
+    feed, _ = resized(mixed(mixture={"web": 1, "code": 0}), LONGER, 100, None)
+    feed, _ = step(feed)
+
+    found = load(mixed(mixture=Mixture(stages=stages)), state_of(feed))
+
+    whole = mixed({0: T, 100: LONGER}, Mixture(stages=stages))
+    assert stages_of(found.stream) == stages_of(whole)
+    assert stages_of(whole)[1:] == [(at_sample, T), (at_sample + 2, LONGER)]
+    assert found.stream.stream.stages == whole.stream.stages
+    assert not found.messages
+    assert not load(mixed(mixture=Mixture(stages=stages)), state_of(found.stream)).messages
+
+
+@pytest.mark.parametrize("allow", [(), ("mixture",)])
+def test_a_change_of_the_length_that_another_mixture_makes_impossible_is_named_in_a_refusal(
+    allow: tuple[str, ...],
+) -> None:
+    """A run that goes on at the old length would be noticed by its loss alone."""
+    feed, _ = resized(mixed(mixture={"web": 1, "code": 1}), LONGER, 100, None)
+    feed, _ = step(feed)
+    other: Any = {"web": 1, "chat": 1}
+    stages = [{"weights": {"web": 1, "code": 1}}, {"first_sample": 50, "weights": other}]
+    mixture = other if allow else Mixture(stages=stages)
+
+    with pytest.raises(StreamMismatch) as refusal:
+        load(mixed(mixture=mixture), state_of(feed), allow=allow)
+
+    assert "changes it to 16384 at sample 100, which this mixture does not allow" in str(
+        refusal.value
+    )
+    # The cure works.
+    again = load(mixed(mixture={"web": 1, "code": 1}), state_of(feed)).stream
+    assert "change_context_length(4096, at_sample=100)" in str(refusal.value)
+    back, _ = resized(again, T, 100, None)
+    found = load(mixed(mixture=mixture), state_of(back), allow=allow).stream
+    assert {length for _, length in stages_of(found)} == {T}
+
+
+def test_a_call_for_a_past_sample_is_refused_unless_it_is_the_same_call_again() -> None:
+    """All ranks repeat their calls after a resume; another sample is a mistake, and says so."""
+    feed, _ = resized(mixed(), LONGER, 100, None)
+    feed, _ = reweighted(feed, {"web": 1, "code": 1}, 200, None)
+    feed.cursor.seek(300, None)
+    feed, _ = step(feed)
+    sample = feed.cursor.sample
+
+    assert resized(feed, LONGER, 100, None) == (feed, 100)
+    assert reweighted(feed, {"web": 1, "code": 1}, 200, None) == (feed, 200)
+    assert resized(feed, T, 0, None) == (feed, 0)
+    for length, at_sample in [(LONGER, 150), (LONGER, 200), (T, 50), (T, 97), (T, 100), (T, 150)]:
+        with pytest.raises(InvalidRequest, match=f"{at_sample} is before {sample}, the first sam"):
+            resized(feed, length, at_sample, None)
+    for weights, at_sample in [({"web": 3, "code": 1}, 100), ({"web": 1, "code": 1}, 201)]:
+        with pytest.raises(InvalidRequest, match=f"{at_sample} is before {sample}, the first sam"):
+            reweighted(feed, weights, at_sample, None)
+
+
+def test_the_sample_that_a_refusal_of_a_past_one_names_is_the_first_that_may_change() -> None:
+    """Not the one from which on a source would leave out less: that is past too."""
+    feed = mixed(mixture={"web": 1, "chat": 1})
+    paused, _ = reweighted(feed, {"web": 1}, 50, None)
+
+    for each in (feed, paused):
+        each.cursor.seek(4800, None)
+        with pytest.raises(InvalidRequest, match="at_sample: 100 is before 4800, the first samp"):
+            resized(each, LONGER, 100, None)
+
+
+@pytest.mark.parametrize("lengths", [{0: T, 98: LONGER}, {0: T, 98: LONGER, 150: LONGER}])
+def test_a_declared_length_that_the_run_has_had_is_not_asked_for_again(lengths: Any) -> None:
+    """Also if a stage of the file has moved it: a restart would go back to shorter rows."""
+    stages = [{"weights": {"web": 3, "code": 1}}, {"first_sample": 99, "weights": {"math": 2}}]
+    feed = mixed(lengths | {300: 1 << 15}, Mixture(stages=stages))
+    feed.cursor.seek(500, None)
+    feed, _ = step(feed)
+    assert stages_of(feed) == [(0, T), (100, T), (102, LONGER), (300, 1 << 15)]
+
+    again = declared(load(mixed(lengths, Mixture(stages=stages)), state_of(feed)).stream)
+
+    assert stages_of(again) == stages_of(feed)
+
+
+def identities(feed: FeedStream, *samples: int) -> list[bytes]:
+    return [feed.known().identity(sample) for sample in samples]
+
+
+def test_identities_behind_a_source_that_was_not_read_and_is_another_one_now_are_new() -> None:
+    """Else two feeds of the same rows have different streams, and refuse each other's states."""
+    mixture, other = {"web": 3, "code": 0}, {"code": {"order": "random"}}
+
+    def run(feed: FeedStream) -> FeedStream:
+        feed, _ = reweighted(step(feed)[0], {"web": 1, "code": 1}, 60, None)
+        return reweighted(feed, {"web": 1}, 90, None)[0]
+
+    state = state_of(run(mixed(mixture=mixture)))
+    fresh = run(mixed(mixture=Mixture(mixture, sources=other)))
+
+    found = load(mixed(mixture=Mixture(mixture, sources=other)), state).stream
+
+    assert found.known() == fresh.known()
+    assert identities(found, 0, 60, 90) == identities(fresh, 0, 60, 90)
+    assert state_of(found) == state_of(fresh)
+
+
+def test_identities_behind_a_stage_that_the_file_has_otherwise_are_new() -> None:
+    """A change behind it may begin with the same samples as before, and follows other rows."""
+
+    def of_file(weight: int) -> FeedStream:
+        second = {"first_sample": 50, "weights": {"web": weight, "code": weight}}
+        return mixed(mixture=Mixture(stages=[{"weights": {"web": 1, "code": 0}}, second]))
+
+    feed, _ = reweighted(of_file(1), {"web": 1}, 100, None)
+    fresh, _ = reweighted(of_file(2), {"web": 1}, 102, None)
+    feed, _ = reweighted(of_file(1), {"web": 1}, 102, None)
+
+    found = load(of_file(2), state_of(feed)).stream
+
+    assert identities(found, 0, 50, 102) == identities(fresh, 0, 50, 102)
+    assert state_of(found) == state_of(fresh)

@@ -28,7 +28,7 @@ from tests.support.mixtures import T as MIXED_T
 from tests.support.mixtures import local as local_mixture
 from tests.support.mixtures import write_sources
 from tests.support.packed_corpora import Corpus, write_corpus
-from tests.support.redacting import redact
+from tests.support.redacting import holds_deleted, redact
 from tests.support.waiting import eventually
 
 T, B, SEED = 16, 4, 9
@@ -554,13 +554,6 @@ def test_a_run_goes_on_while_its_corpus_is_erased(
         assert eventually(lambda: not holds_deleted(process, corpus.paths))
     whole = Rows(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
     require_same(whole, redacted(before, gone, begin))
-
-
-def holds_deleted(process: int, paths: Sequence[Path]) -> bool:
-    """Whether a process has a replaced file mapped or open."""
-    opened = [os.path.realpath(each) for each in Path(f"/proc/{process}/fd").iterdir()]
-    said = "\n".join([Path(f"/proc/{process}/maps").read_text(), *opened])
-    return any(f"{path} (deleted)" in said for path in paths)
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["file", "served"])

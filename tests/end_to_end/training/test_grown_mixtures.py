@@ -668,3 +668,55 @@ def test_plan_of_one_source_that_reads_its_group_to_the_end_offers_no_smaller_bl
 
     assert found["stages"][1]["delay_steps"] > 50
     assert found["smaller_blocks"] is None
+
+
+@pytest.mark.parametrize("where", ["file", "server"])
+def test_a_source_that_a_restart_does_not_name_is_asked_for_where_the_length_changes(
+    target: str,
+    address: str,
+    folder: Path,
+    files: dict[str, list[Tokens]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+) -> None:
+    """It goes on with its next group if it ever comes back, and `plan` knows it too. If it is gone,
+    the run goes on without the change, and the error says what is missing.
+    """
+    served = target if where == "file" else address
+    with feed_of(served, LENGTHS[0], {"web": 1, "code": 0, "math": 1}) as feed:
+        next(feed)
+        state = feed.state_dict()
+    others = Mixture({"web": 3, "code": 1})
+
+    with caplog.at_level(logging.INFO), feed_of(served, LENGTHS[0], others) as feed:
+        feed.load_state_dict(state, allow=("mixture",))
+        begin = feed.change_context_length(LENGTHS[1], at_sample=100)
+        grown = feed.state_dict()
+        expected = Expected(grown)
+        feed.skip(begin - feed.position.samples)
+        for _ in range(2):
+            first = feed.position.samples
+            expected.require(next(feed.batches()), first, 0, files)
+        brought_back = feed.change_mixture({"web": 1, "math": 1})
+        expected = Expected(feed.state_dict())
+        feed.skip(brought_back - feed.position.samples)
+        expected.require(next(feed.batches()), brought_back, 0, files)
+    assert logged(caplog) == expected.left_out
+    assert {name for _, name in expected.left_out} == {"web", "code", "math"}
+    path, saved = tmp_path / "mixture.toml", tmp_path / "state.json"
+    path.write_text('order = "blocks"\nseed = 9\nweights = {web = 3, code = 1}\n')
+    saved.write_text(json.dumps(state))
+    words = [str(path), "--state", str(saved), "--allow-mixture", "--tokens", "9e6"]
+    words += ["--context-length", str(LENGTHS[0]), "--group-tokens", str(GROUP_BLOCKS * U)]
+    words += ["--change-context-length", f"100={LENGTHS[1]}", served, "--json"]
+    assert _left_out(_printed(capsys, "plan", *words)) == {
+        place: tokens for place, (_, tokens) in expected.left_out.items()
+    }
+    gone = f"file:web={folder / 'web'},code={folder / 'code'}?dtype=uint8"
+    with feed_of(gone, LENGTHS[0], others) as feed:
+        feed.load_state_dict(state, allow=("mixture",))
+        with pytest.raises(InvalidRequest, match=r"rows of 'math' are not known .*; serve it"):
+            feed.change_context_length(LENGTHS[1], at_sample=100)
+        next(feed)

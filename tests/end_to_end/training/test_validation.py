@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -15,7 +16,7 @@ from client import Deleted, InvalidRequest, Mixture, NotFound, validation_feeds
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.offline import offline_rows, received_rows
 from tests.support.packed_corpora import ORDERS, Order, random_lengths, write_corpus
-from tests.support.redacting import redact
+from tests.support.redacting import holds_deleted, redact
 from tests.support.waiting import eventually
 from tokenfeed.client.batches.validation import ValidationFeeds
 
@@ -81,6 +82,42 @@ def test_a_list_is_in_force_for_its_dataset(open_feeds: OpenFeeds, paths: dict[s
         return False
 
     assert eventually(is_refused)
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["file", "served"])
+def test_an_evaluation_goes_on_while_its_dataset_is_erased(
+    serve: Serve, paths: dict[str, Path], is_local: bool
+) -> None:
+    """It reads the same rows as before, and so does the next one. Without the list the next one is
+    refused, by name: its loss would be of other tokens.
+    """
+    path = paths["web-val"]
+    found = redact([path], (0, 20, 30), (0, 700, 703), fill=7)
+    server = None if is_local else serve("--data", path)
+    target = f"file:web-val={path}" if server is None else server.address
+    process = os.getpid() if server is None else server.process.pid
+    lists = {"web-val": found}
+    with (
+        validation_feeds(target, B, T, lists, redactions=lists) as feeds,
+        validation_feeds(target, B, T, lists) as unaware,
+    ):
+        feed = feeds["web-val"]
+        before = [torch.stack(batch) for batch in feed]
+        assert len(list(unaware["web-val"])) == len(before)
+        batches = map(torch.stack, feed)
+        during = list(islice(batches, 2))
+        redact([path], (0, 20, 30), (0, 700, 703), fill=7, erase=True)
+        during += batches
+        assert eventually(lambda: not holds_deleted(process, [path]))
+        behind = [torch.stack(batch) for batch in feed]
+        with pytest.raises(Deleted, match="web-val"):
+            list(unaware["web-val"])
+    assert torch.equal(torch.stack(during), torch.stack(before))
+    assert torch.equal(torch.stack(behind), torch.stack(before))
+    x, y = torch.stack(before).transpose(0, 1).flatten(1)
+    assert {*x[20:30].tolist(), *x[700:703].tolist()} == {7}
+    erased = {*range(19, 29), *range(699, 702)}
+    assert {at for at in (y == -100).nonzero().flatten().tolist() if at < 101 * T} == erased
 
 
 @pytest.mark.parametrize(

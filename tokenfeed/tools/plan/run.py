@@ -17,6 +17,7 @@ from tokenfeed.client.feed.changes import (
     with_declared,
     with_length,
 )
+from tokenfeed.client.feed.feed_stream import rows_of_unread
 from tokenfeed.client.feed.history import History
 from tokenfeed.client.feed.lengths import read_lengths
 from tokenfeed.client.feed.mixture.recipe import Definition, Mixture, group_tokens_argument
@@ -31,6 +32,7 @@ from tokenfeed.client.source.check import (
     place_of_dataset,
     target_share,
 )
+from tokenfeed.client.source.datasets import Datasets
 from tokenfeed.client.source.open_source import open_to_look
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
@@ -176,9 +178,12 @@ class Counts:
 
     def __init__(self, target: str, stream: Stream, opened: ExitStack) -> None:
         """Ask for nothing yet.  stream: is described at its last length.  opened: closes it."""
-        self._stream = stream.with_stages(stream.stages[-1:])
-        self._datasets = open_to_look(target, Request(self._stream, Position(0, 1)), WAIT_SECONDS)
+        self._target, self._stream = target, stream.with_stages(stream.stages[-1:])
+        self._datasets = self._open(self._stream)
         opened.callback(self._datasets.close)
+
+    def _open(self, stream: Stream) -> Datasets:
+        return open_to_look(self._target, Request(stream, Position(0, 1)), WAIT_SECONDS)
 
     @property
     def described(self) -> Descriptions:
@@ -195,10 +200,9 @@ class Counts:
         return {each.number: self.of(each, context_length) for each in self._stream.sources}
 
     def of(self, source: Source, context_length: int) -> int:
-        """Return the rows of a source, by the name of its dataset.
-
-        Raises: InvalidRequest if it is not one of the stream; TokenfeedError.
-        """
+        """Return the rows of a source, by the name of its dataset.  Raises: as `rows_of_unread`."""
+        if all(each.dataset != source.dataset for each in self._stream.sources):
+            return rows_of_unread(source, context_length, self._open)
         place = place_of_dataset(self._stream, source)
         return self._datasets.rows_of(source.order.NAME, context_length, place=place)
 
