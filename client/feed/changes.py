@@ -55,29 +55,35 @@ def with_length(
         require_ahead(at_sample, ahead)
         if not isinstance(error, TooEarly):
             raise
-        raise _with_cure(error, changed) from None
+        raise _with_cure(error, stream.stages, changed) from None
     return stream.with_stages(stages), begin
 
 
-def _with_cure(error: TooEarly, changed: Callable[[int], object]) -> InvalidRequest:
+def _with_cure(
+    error: TooEarly, stages: Sequence[Stage], changed: Callable[[int], object]
+) -> InvalidRequest:
     """Return the error with the first sample that no source refuses.
 
-    changed: asks for the change at a sample.
+    stages: of the stream.  changed: asks for the change at a sample.
     """
-    sample = error.sample
+    sample, found = error.sample, f"none of the next {_CURES_MAX} samples that may be right is"
     for _ in range(_CURES_MAX):
         try:
             changed(sample)
-        except TooEarly as later:  # noqa: PERF203 - the loop ends at the first other outcome
+        except TooEarly as later:  # noqa: PERF203 - the loop ends at the first that is accepted
             sample = max(later.sample, sample + 1)
         except (InvalidRequest, SamplesExhausted):
-            break
+            # Not before the next stage begins, or behind that.
+            begins = (each.first_sample + more for each in stages for more in (0, 1))
+            if (sample := next((begin for begin in begins if begin > sample), -1)) < 0:
+                found = "no later sample is right"
+                break
         else:
             if sample == error.sample:
                 return InvalidRequest(error.subject, error.problem)
             cure = f"pass {sample}, from which on no source would"
             return InvalidRequest(error.subject, f"{error.refusal}; {cure}")
-    cure = "no later sample is better: give it the order 'random' from the beginning"
+    cure = f"{found}: give the source the order 'random' from the beginning"
     return InvalidRequest(error.subject, f"{error.refusal}; {cure}")
 
 

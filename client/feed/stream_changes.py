@@ -51,8 +51,9 @@ def reweighted(own: FeedStream, weights: object, at_sample: int | None, owner: o
         return own, begin
     found = own.with_stream(stream.with_stages(stages), owner=owner)
     try:
-        # Of declared lengths, one may have taken another back. A restart asks for them again.
-        found = declared(replace(found, pending=own.definition.lengths))
+        if own.definition.lengths:
+            # One may have taken another back. A restart asks for them again.
+            found = declared(replace(found, pending=own.definition.lengths))
         if len({stage.context_length for stage in found.stream.stages}) > 1:
             found.count_rows()
     except BaseException:

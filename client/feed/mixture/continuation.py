@@ -83,6 +83,8 @@ def continued(
     )
     past = [stage for stage in stages if stage.first_sample < sample + bool(is_past)]
     end, ahead = sample + bool(is_past), stages[len(past) :]
+    if not past and context_length is not None:  # nothing was read, so nothing is continued
+        return (replace(own[0], context_length=context_length), *own[1:]), ()
     defined = first.weights if not first.is_change else dict(first.defined)
     # What was before the first stage is folded.
     if first.index and defined == _in_force(own, first.first_sample):

@@ -591,9 +591,52 @@ def test_the_sample_that_a_refusal_names_is_refused_by_no_other_source_and_by_no
     assert resized(feed, LONGER, named, None)[1] == named
     stages = [{"weights": mixture}, {"first_sample": 3000, "weights": {"chat": 1}}]
     feed = feed_of(corpora, 8, T, **options | {"mixture": Mixture(stages=stages)})
-    with pytest.raises(InvalidRequest, match="no later sample is better") as refusal:
+    with pytest.raises(InvalidRequest, match="no later sample is right") as refusal:
         resized(feed, LONGER, 100, None)
     assert "pass" not in refusal.value.problem
+
+
+def test_the_sample_that_is_named_may_lie_behind_a_stage_that_has_none() -> None:
+    """A source that pauses there is read again later."""
+    both = {"web": 1, "chat": 1}
+    pause = [{"first_sample": 4000, "weights": {"web": 1}}, {"first_sample": 5000, "weights": both}]
+    feed = mixed(mixture=Mixture(stages=[{"weights": both}, *pause]))
+
+    with pytest.raises(InvalidRequest, match="pass 5664, from which on no source would"):
+        resized(feed, LONGER, 100, None)
+
+    assert resized(feed, LONGER, 5664, None)[1] == 5664
+
+
+def test_where_none_of_many_samples_is_right_nobody_says_that_none_is() -> None:
+    """There is one, of a sample of 23 million."""
+    talk, chat = Corpus((300_000,) * 2000, 5), Corpus((300_000,) * 2311, 6)
+    mixture = {"web": 1, "chat": 1, "talk": 1}
+    feed = feed_of(CORPORA | {"talk": talk, "chat": chat}, 8, T, **MIXED | {"mixture": mixture})
+
+    with pytest.raises(InvalidRequest, match="none of the next 64 samples that may be right is:"):
+        resized(feed, LONGER, 100, None)
+
+
+def test_a_state_without_a_batch_binds_no_mixture_to_its_context_length() -> None:
+    """Else the log would name one length, and the feed would read another."""
+    allow = ("mixture", "context_length")
+    own = {"mixture": {"math": 3, "code": 1}}
+    feed = feed_of(CORPORA, 8, T, **MIXED | own)
+
+    found = load(feed, state_of(feed_of(CORPORA, 2, LONGER, **BLOCKS)), allow=allow).stream
+
+    assert stages_of(found) == [(0, T)]
+    assert found.request.position.batch_size == 8
+    again = load(feed_of(CORPORA, 8, T, **MIXED | own), state_of(found)).stream
+    assert again.known() == found.known()
+
+
+def test_a_change_of_weights_keeps_what_it_has_hashed_for_the_next_state() -> None:
+    """A state is taken between two steps, and maybe by a signal handler."""
+    feed, _ = reweighted(mixed(), {"web": 3, "chat": 1}, None, None)
+
+    assert {"known", "packed"} <= set(feed._memo)
 
 
 # --- states at the sample where a length begins ---

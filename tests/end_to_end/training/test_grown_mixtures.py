@@ -646,6 +646,39 @@ def test_plan_knows_the_short_files_and_the_paused_sources_that_a_run_has(
     assert {key[1]: tokens for key, tokens in _left_out(without).items()}["math"] is None
 
 
+def test_what_is_left_out_of_two_sources_of_one_dataset_is_counted_together(
+    target: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run over `web` in blocks that goes on as a mixture with `web` at random, which leaves out
+    nothing.
+    """
+    caplog.set_level(logging.WARNING, "tokenfeed.client")
+    options: Any = {"order": "blocks", "group_tokens": GROUP_BLOCKS * U, "dtype": np.int64}
+    with NumpyBatches(target, 16, 1 << 13, dataset="web", seed=1, **options) as feed:
+        for _ in range(3):
+            next(feed)
+        state = feed.state_dict()
+    mixture = Mixture({"web": 1, "code": 1}, sources={"web": {"order": "random"}})
+    with NumpyBatches(target, 16, 1 << 13, mixture=mixture, seed=2, **options) as feed:
+        feed.load_state_dict(state, allow=("mixture", "seed", "order"))
+        for _ in range(3):
+            next(feed)
+        feed.change_context_length(1 << 14)
+        for _ in range(6):
+            next(feed)
+        (tmp_path / "state.json").write_text(json.dumps(feed.state_dict()))
+
+    assert main(["manifest", "--state", str(tmp_path / "state.json"), target]) == 0
+
+    printed = _left_out(json.loads(capsys.readouterr().out.splitlines()[1]))
+    found = {place: tokens for place, (_, tokens) in logged(caplog).items()}
+    assert {name for _, name in printed} == {"web", "code"}
+    assert printed == found
+
+
 def _left_out(printed: dict[str, Any]) -> dict[tuple[int, str], int | None]:
     """Sample and dataset -> tokens that are left out, of what a command has printed."""
     return {

@@ -193,7 +193,11 @@ class Target:
         """
 
         last, stage = stream.stages[max(0, place - 1)], stream.stages[place]
-        left = {each.dataset: self._left_out(last, stage, each) for each in stream.sources}
+        left: dict[str, int | None] = {}
+        for each in stream.sources:
+            # Two sources may be of one dataset.
+            tokens, before = self._left_out(last, stage, each), left.get(each.dataset, 0)
+            left[each.dataset] = None if tokens is None or before is None else before + tokens
         return {name: tokens for name, tokens in left.items() if tokens != 0}
 
     def _left_out(self, last: Stage, stage: Stage, source: Source) -> int | None:
