@@ -48,7 +48,7 @@ from .differences import (
 )
 from .feed_stream import FeedStream
 from .lengths import require_uncounted
-from .mixture.continuation import Saved, continued
+from .mixture.continuation import SavedMixture, continued
 from .state import State
 
 
@@ -422,7 +422,7 @@ def _continued(
     renewed = {
         now.number for before, now in pairs if replace(now, dataset=before.dataset) != before
     }
-    goes_on = Saved(saved, renewed, begin, names, partial(placed, sources, rows))
+    goes_on = SavedMixture(saved, renewed, begin, names, partial(placed, sources, rows))
     found, messages = continued(goes_on, own, allow=allow, context_length=length)
     # A source that is not read is not described: it stays as the state has it.
     weighted = {number for stage in found for number in stage.weights}

@@ -21,12 +21,12 @@ Dropped = Sequence[tuple[Stage, RequestError]]
 _CURE = 'allow=("mixture",) continues with the weights of this mixture'
 
 
-class Saved(NamedTuple):
-    """Where a mixture goes on.
+class SavedMixture(NamedTuple):
+    """A mixture as a state has it, and where it goes on.
 
-    stream: that of a state.  renewed: numbers of its sources that were not read, and that are other
-    ones now.  sample: the saved one.  names: of all sources, by their numbers.
-    place: as for `scheduled`.
+    stream: the stream of the state.  renewed: numbers of sources that were not read, and have
+    another order, seed or corpus now.  sample: the first one that may change.  names: of all
+    sources, by their numbers.  place: finds where a stage begins, as for `scheduled`.
     """
 
     stream: Stream
@@ -48,7 +48,7 @@ class Saved(NamedTuple):
 
 
 def continued(
-    saved: Saved, own: Stages, *, allow: bool, context_length: int | None = None
+    saved: SavedMixture, own: Stages, *, allow: bool, context_length: int | None = None
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return the stages with which a mixture goes on after a state, and messages to be logged.
 
@@ -108,7 +108,7 @@ def continued(
     raise StreamMismatch("mixture", _difference(past, found, end, saved))
 
 
-def _as_stored(saved: Saved) -> Place:
+def _as_stored(saved: SavedMixture) -> Place:
     """Return `place` that leaves a stage of another context length as a state has it, while it
     follows the same stage of the same sources: rows of those that were read are not needed then.
     """
@@ -125,7 +125,7 @@ def _as_stored(saved: Saved) -> Place:
     return placed
 
 
-def _joined(own: Stages, saved: Saved) -> list[tuple[Stages, Stages]]:
+def _joined(own: Stages, saved: SavedMixture) -> list[tuple[Stages, Stages]]:
     """Return the stages up to that where this definition has continued another one last, and those
     of the definition behind it; none if it has not, or one of these has no block there.
     """
@@ -139,7 +139,7 @@ def _joined(own: Stages, saved: Saved) -> list[tuple[Stages, Stages]]:
 
 
 def _appended(
-    past: Stages, own: Stages, ahead: Stages, saved: Saved, context_length: int | None
+    past: Stages, own: Stages, ahead: Stages, saved: SavedMixture, context_length: int | None
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return a past with the weights of a definition from the first end of a block on, and what to
     log.
@@ -172,7 +172,7 @@ def _appended(
 
 
 def _with_changes(
-    begun: Stages, later: Stages, changes: Stages, saved: Saved
+    begun: Stages, later: Stages, changes: Stages, saved: SavedMixture
 ) -> tuple[tuple[Stage, ...], Dropped]:
     """Return the stages with the changes of a state, and those that fit no stage at or behind the
     sample. One before it stays out too; the caller finds that by `_has_past`.
@@ -230,7 +230,7 @@ def _in_order(stages: Sequence[Stage]) -> list[Stage]:
     return sorted(stages, key=lambda stage: stage.asked)
 
 
-def _difference(past: Stages, own: Stages, sample: int, saved: Saved) -> str:
+def _difference(past: Stages, own: Stages, sample: int, saved: SavedMixture) -> str:
     """Return in which stage a state differs from a definition with its changes."""
     for index, before in enumerate(past):
         if index == len(own) or own[index].first_sample >= sample:
@@ -250,7 +250,7 @@ def _difference(past: Stages, own: Stages, sample: int, saved: Saved) -> str:
     return f"this mixture has a stage {where}, and the state has not; {_CURE}"
 
 
-def _dropped(changes: Dropped, saved: Saved) -> tuple[str, ...]:
+def _dropped(changes: Dropped, saved: SavedMixture) -> tuple[str, ...]:
     """Return messages of changes of the weights that have no block.  Raises: StreamMismatch for one
     of the context length.
     """
@@ -267,7 +267,7 @@ def _dropped(changes: Dropped, saved: Saved) -> tuple[str, ...]:
     return tuple(_said(change, saved) for change, _ in changes)
 
 
-def _said(change: Stage, saved: Saved) -> str:
+def _said(change: Stage, saved: SavedMixture) -> str:
     """Return the message of a change that is dropped."""
     if change.origin & LENGTH:
         return (

@@ -67,7 +67,7 @@ def run_plan(arguments: argparse.Namespace) -> None:
 def _report(
     arguments: argparse.Namespace, tokens: int, asked: PlanInput, target: str, opened: ExitStack
 ) -> Report:
-    """Return what is printed.  opened: closes what is.  Raises: TokenfeedError."""
+    """Return what is printed.  opened: closes opened datasets.  Raises: TokenfeedError."""
     saved, (stream, counts) = asked.saved, _known(target, asked, opened)
     numbers = asked.stream.numbers if saved is None else stream.rest(asked.first_sample).numbers
     rows, described = counts(stream.context_length), counts.by_number
@@ -110,7 +110,7 @@ def _words(arguments: argparse.Namespace) -> tuple[str | None, str]:
 
 
 def _known(target: str, asked: PlanInput, opened: ExitStack) -> tuple[Stream, Counts]:
-    """Return the stream to be planned, and the counts of its sources.  opened: closes what is.
+    """Return the stream to be planned, and the counts of its sources.
 
     Raises: TokenfeedError; StreamMismatch if a mixture does not go on from the state, or datasets
     are not those of the state.
