@@ -292,9 +292,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, int, str]
     from ..storage.door import problem_of_writing, scheme_of
     from .options import template_of
     from .output.shuffle import BUFFER_DOCUMENTS_MAX
-    from .tokenize.encoding import encode_unit
     from .tokenize.engine import SMALL_BYTES, choose_engine
     from .tokenize.tokenizer import FASTOKENS, TokenizerFile, load_tokenizer
+    from .work import read_and_encode
 
     if arguments.parent_pid is not None:
         end_with_parent(arguments.parent_pid)
@@ -327,7 +327,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, int, str]
         line = f"{tokenizer_file.name} is encoded by {tokenizer_file.engine}: {reason}"
         logging.getLogger("tokenfeed.server").info("%s", single_line(line))
     load_tokenizer(tokenizer_file)
-    with make_executor(arguments.executor, arguments.workers, encode_unit) as executor:
+    with make_executor(arguments.executor, arguments.workers, read_and_encode) as executor:
         return _run(arguments, tokenizer_file, reason, template_file, executor)
 
 
@@ -365,6 +365,7 @@ def _run(
         ignores_others=arguments.ignore_others,
         mixed_splits=arguments.mixed_splits,
         made=arguments.out,
+        for_workers=arguments.executor == "local",
     )
     sources = tuple(found)
     others = name_omissions(left) if left else ""

@@ -289,6 +289,19 @@ def _units(job: Job, place: SourceOffset, hashes: Hashes) -> Iterator[Unit]:
         hashes.begin(index)
 
 
+def _left(job: Job, place: SourceOffset, end: SourceOffset) -> Iterator[Unit]:
+    """Yield the units from a place to an end in the same source, which a worker has left: so much
+    text that all workers encode it.
+    """
+    source = replace(job.sources[place.source], is_shared=False)
+    units = READERS[source.kind]
+    for unit in units(source, place.source, place.offset, job.recipe, lambda *_: None):
+        require_same(source)
+        if unit.place >= end:
+            return
+        yield unit
+
+
 def _parts(
     job: Job,
     executor: Encoder,
@@ -303,17 +316,27 @@ def _parts(
     pending: gets the problems.  Raises: InvalidSource if strict, or if a problem is fatal.
     """
     sizes = [0, *accumulate(source.size_bytes for source in job.sources)]
-    begun: deque[Unit] = deque()
+    begun: list[deque[Unit]] = []
+    end = checkpoint.place
 
-    def sent() -> Iterator[Unit]:
-        for unit in _units(job, checkpoint.place, hashes):
+    def sent(units: Iterator[Unit]) -> Iterator[Unit]:
+        here: deque[Unit] = deque()
+        # Those that a result leaves come before all that was sent until then.
+        begun.append(here)
+        for unit in units:
             # The other process has the text; it is not needed here any more.
-            begun.append(replace(unit, content=None))
+            here.append(replace(unit, content=None))
             yield unit
 
+    def left(part: EncodedUnit) -> Iterator[Unit]:
+        return sent(_left(job, part.read.end, end)) if part.read is not None else iter(())
+
     progress.show(sizes[checkpoint.place.source], checkpoint.tokens)
-    for part in executor(sent(), job.recipe):
-        unit = begun.popleft()
+    for part in executor(sent(_units(job, checkpoint.place, hashes)), job.recipe, left):
+        while not begun[-1]:
+            begun.pop()
+        unit = begun[-1].popleft()
+        end, unit = unit.end, part.read or unit
         for problem in part.problems:
             if problem.is_of_engine:
                 raise _wrong_engine(job, unit, problem)

@@ -21,13 +21,14 @@ class TextSource:
     """A file of text.
 
     kind: name of the reader.  written_ns: modification time when the ingest began; of an object a
-    number that stands for its ETag or version.
+    number that stands for its ETag or version.  is_shared: whether workers can open it too.
     """
 
     path: str
     kind: str
     size_bytes: int
     written_ns: int
+    is_shared: bool = False
 
     def open(self) -> BinaryIO:
         """Open it to be read from any place on.
@@ -211,6 +212,20 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadRows:
+    """Rows of a file that the process reads which encodes them: those from the place of their unit
+    to its end, in one row group.
+
+    source: the file.  rows_before: number of rows in it before the row group.  size_bytes: of the
+    row group, as its columns are stored uncompressed.
+    """
+
+    source: TextSource
+    rows_before: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lines:
     """Whole lines of JSON.  first_byte: where they begin in the uncompressed file."""
 
@@ -252,7 +267,7 @@ class Unit:
 
     place: SourceOffset
     end: SourceOffset
-    content: Rows | Lines | TextChunk | None
+    content: Rows | UnreadRows | Lines | TextChunk | None
     done_bytes: int
     problems: tuple[Problem, ...] = ()
 

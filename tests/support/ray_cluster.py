@@ -75,7 +75,7 @@ class Cluster:
 
 def encodes(process: Path) -> bool:
     """Ray names processes after what they do."""
-    return (process / "cmdline").read_bytes().startswith(b"ray::encode_unit")
+    return (process / "cmdline").read_bytes().startswith(b"ray::read_and_encode")
 
 
 def status(process: Path) -> list[str]:

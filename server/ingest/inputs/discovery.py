@@ -22,6 +22,7 @@ def find_sources(
     ignores_others: bool = False,
     mixed_splits: bool = False,
     made: str = "",
+    for_workers: bool = False,
 ) -> tuple[list[TextSource], list[Omission]]:
     """Return the files of words, and what their folders have besides: each word is a file, a glob,
     or a folder of text.
@@ -29,7 +30,7 @@ def find_sources(
     In the order given; those of a glob or a folder in byte order of their names.
     ignores_others: whether it is no error that a folder has more bytes besides.
     mixed_splits: whether files of several splits may be ingested together.  made: a folder that the
-    ingest itself writes.
+    ingest itself writes.  for_workers: whether workers are on this machine, and may read its files.
     Raises: InvalidCorpus if a word matches nothing, or files are of several splits; InvalidSource
     if a file cannot be read.
     """
@@ -42,15 +43,17 @@ def find_sources(
         if real in seen:
             raise InvalidSource(path, "is given twice; name it once")
         seen.add(real)
-    return [_source(absolute(path)) for path in paths], others
+    return [_source(absolute(path), for_workers) for path in paths], others
 
 
-def _source(path: str) -> TextSource:
+def _source(path: str, for_workers: bool) -> TextSource:
     try:
         with open_file(path) as found:
             kind = inputs.kind_of(path, found.head[:_HEAD_BYTES])
             written_ns = number_of(found.version) if scheme_of(path) else found.modified_ns
-            return TextSource(path, kind, found.size_bytes, written_ns)
+            # No worker opens an object: obstore hangs in a fork of a process that has used it.
+            is_shared = for_workers and not scheme_of(path)
+            return TextSource(path, kind, found.size_bytes, written_ns, is_shared)
     except InvalidCorpus as error:
         raise InvalidSource(error.subject, error.problem) from error
 

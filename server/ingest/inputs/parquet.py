@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import date, time, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -27,6 +30,7 @@ from ..units import (
     Strings,
     TextSource,
     Unit,
+    UnreadRows,
     require_of_content,
 )
 
@@ -37,9 +41,12 @@ _UNIT_BYTES = 1 << 20
 _UNIT_ROWS_MAX = 1 << 16
 _BATCH_BYTES = 1 << 20
 _BATCH_ROWS = (16, 512)
-"""Rows that are decoded at once, about _BATCH_BYTES as they are stored: at least and at most. A
-dictionary expands few bytes into much text, so more rows might be more than memory. With documents
-of 2 KB, 32 at once cost this process a quarter more time than 512 (docs/decisions/0012)."""
+"""Rows that are decoded at once, about _BATCH_BYTES, if a dictionary expands all of a file as its
+first rows: at least and at most. With documents of 2 KB, 32 at once cost a quarter more time than
+512 (docs/decisions/0012)."""
+_UNREAD_BYTES_MAX = 8 << 20
+"""Row groups up to this size are read by workers, so this process decodes larger ones only: of such
+a group a worker holds all tokens until it is done."""
 _Columns = tuple[Strings, ...]
 _Bare = Callable[[Any], Any]
 """Makes a value without the nulls that Arrow adds."""
@@ -70,10 +77,7 @@ def _opened_units(
 ) -> Iterator[Unit]:
     first_group, first_row = offset >> _ROWS_BITS, offset & ((1 << _ROWS_BITS) - 1)
     try:
-        # Reads pages when they are needed: a row group may be larger than memory.
-        file = pyarrow.parquet.ParquetFile(
-            opened, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
-        )
+        file = _parquet_file(opened)
     except (OSError, pyarrow.ArrowException) as error:
         require_of_content(error, source.path)
         yield Unit.broken(source, index, offset, Problem(_unreadable(error), "its footer"))
@@ -92,6 +96,52 @@ def _opened_units(
             first_row = 0
 
 
+def read(unit: Unit, content: UnreadRows, recipe: Recipe) -> Iterator[Unit]:
+    """Yield the rows of a unit that is not read yet, in units with their text. Ends once they have
+    _UNREAD_BYTES_MAX, as a dictionary expands few bytes into much text.  Raises: InvalidSource.
+    """
+    group, first_row = unit.place.offset >> _ROWS_BITS, unit.place.offset & ((1 << _ROWS_BITS) - 1)
+    source, size_bytes = content.source, 0
+    index, columns, before = unit.place.source, recipe.read_columns, content.rows_before
+    try:
+        opened, file = _shared_file(source)
+        for found in _group_units(source, index, file, columns, group, first_row, before):
+            _require_same(source, opened)
+            yield found
+            size_bytes += found.size_bytes
+            if size_bytes >= _UNREAD_BYTES_MAX:
+                return
+    except OSError as error:
+        raise InvalidSource(source.path, f"cannot be read: {error.strerror}") from error
+
+
+_shared: dict[TextSource, tuple[BinaryIO, pyarrow.parquet.ParquetFile]] = {}
+"""The file that this worker has read last: a footer is parsed once a file, not once a row group."""
+
+
+def _shared_file(source: TextSource) -> tuple[BinaryIO, pyarrow.parquet.ParquetFile]:
+    if source not in _shared:
+        for opened, _ in _shared.values():
+            opened.close()
+        _shared.clear()
+        opened = source.open()
+        _require_same(source, opened)
+        _shared[source] = opened, _parquet_file(opened)
+    return _shared[source]
+
+
+def _require_same(source: TextSource, opened: BinaryIO) -> None:
+    status = os.fstat(opened.fileno())
+    source.require(status.st_size, status.st_mtime_ns)
+
+
+def _parquet_file(opened: BinaryIO) -> pyarrow.parquet.ParquetFile:
+    # Reads pages when they are needed: a row group may be larger than memory.
+    return pyarrow.parquet.ParquetFile(
+        opened, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+    )
+
+
 def _group_units(
     source: TextSource,
     index: int,
@@ -101,7 +151,8 @@ def _group_units(
     first_row: int,
     rows_before: int,
 ) -> Iterator[Unit]:
-    row_count = file.metadata.row_group(group).num_rows
+    stored = file.metadata.row_group(group)
+    row_count = stored.num_rows
 
     def place(row: int) -> SourceOffset:
         whole = row == row_count
@@ -110,6 +161,11 @@ def _group_units(
     def done_bytes(row: int) -> int:
         return int(source.size_bytes * (group + row / max(1, row_count)) / file.num_row_groups)
 
+    if source.is_shared and row_count and stored.total_byte_size <= _UNREAD_BYTES_MAX:
+        own = replace(source, is_shared=False)
+        unread = UnreadRows(own, rows_before, stored.total_byte_size)
+        yield Unit(place(first_row), place(row_count), unread, done_bytes(row_count))
+        return
     row = first_row
     try:
         for run in _runs(_batches(file, columns, group), first_row):
@@ -128,12 +184,33 @@ def _batches(
     file: pyarrow.parquet.ParquetFile, columns: tuple[Column, ...], group: int
 ) -> Iterator[_Columns]:
     """Yield the columns of a row group, some rows at once."""
+    stored = file.metadata.row_group(group)
+    row_bytes = _expansion(file, columns) * stored.total_byte_size // max(1, stored.num_rows)
+    fewest, most = _BATCH_ROWS
+    rows = min(most, max(fewest, _BATCH_BYTES // max(1, row_bytes)))
+    yield from _decoded(file, columns, group, rows)
+
+
+@lru_cache(maxsize=1)
+def _expansion(file: pyarrow.parquet.ParquetFile, columns: tuple[Column, ...]) -> int:
+    """Return how many times as large as its first row group is on average the first rows of a file
+    are; 1 at least.
+    """
+    stored = file.metadata.row_group(0)
+    try:
+        first = next(_decoded(file, columns, 0, _BATCH_ROWS[0]))
+    except (OSError, pyarrow.ArrowException, StopIteration):
+        return 1
+    row_bytes = sum(column.data.size for column in first) // len(first[0])
+    # In whole numbers, so that rows which are a little longer than others change nothing.
+    return max(1, row_bytes * int(stored.num_rows) // max(1, int(stored.total_byte_size)))
+
+
+def _decoded(
+    file: pyarrow.parquet.ParquetFile, columns: tuple[Column, ...], group: int, rows: int
+) -> Iterator[_Columns]:
     present = set(file.schema_arrow.names)
     names = list(dict.fromkeys(column.name for column in columns if column.name in present))
-    stored = file.metadata.row_group(group)
-    row_bytes = max(1, stored.total_byte_size // max(1, stored.num_rows))
-    fewest, most = _BATCH_ROWS
-    rows = min(most, max(fewest, _BATCH_BYTES // row_bytes))
     for batch in file.iter_batches(rows, [group], names, use_threads=False):
         yield tuple(
             _values(batch.column(column.name))

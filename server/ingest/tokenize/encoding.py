@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import chain, compress
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidSource
 
-from ..units import InvalidDocument, Problem, Strings, TextChunk, Unit
+from ..units import InvalidDocument, Problem, Strings, TextChunk, Unit, UnreadRows
 from . import splitting
 from .chats import target_mask
 from .documents import Document, documents_of
@@ -55,7 +55,8 @@ class EncodedUnit:
     document.  is_val: bool[d].  mask: bool[n], which tokens are training targets; None for all.
     begins, ends: whether the first document begins here, and the last one ends here.  ids: of each
     document, in UTF-8, with a line feed behind it; None if they are not kept.  compared_tokens: how
-    many of the sample two engines gave.
+    many of the sample two engines gave.  read: the part of an unread unit that was read, without
+    its content; None if that is all.
     """
 
     tokens: TokenIds
@@ -67,10 +68,14 @@ class EncodedUnit:
     ends: bool = True
     ids: Strings | None = None
     compared_tokens: int = 0
+    read: Unit | None = None
 
 
 def encode_unit(unit: Unit, recipe: Recipe) -> EncodedUnit:
-    """Return the tokens of a unit.  Raises: InvalidSource if a text chunk cannot be encoded."""
+    """Return the tokens of a unit, whose text is there.
+
+    Raises: InvalidSource if a text chunk cannot be encoded.
+    """
     tokenizer = load_tokenizer(recipe.tokenizer_file)
     found = _encoded_unit(unit, recipe, tokenizer)
     is_first = unit.place[:2] == (0, 0) and not any(one.is_fatal for one in found.problems)
@@ -86,6 +91,7 @@ def encode_unit(unit: Unit, recipe: Recipe) -> EncodedUnit:
 def _encoded_unit(unit: Unit, recipe: Recipe, tokenizer: Tokenizer) -> EncodedUnit:
     if isinstance(unit.content, TextChunk):
         return _encoded_chunk(unit, unit.content, recipe, tokenizer)
+    assert not isinstance(unit.content, UnreadRows)
     problems = list(unit.problems)
     documents = documents_of(unit.content, recipe, problems)
     parts = [
@@ -98,7 +104,7 @@ def _encoded_unit(unit: Unit, recipe: Recipe, tokenizer: Tokenizer) -> EncodedUn
 
 
 def concat(parts: Sequence[EncodedUnit]) -> EncodedUnit:
-    """Join parts of whole documents into one, with the problems of the first part."""
+    """Join parts of whole documents into one."""
     masks = [part.mask for part in parts if part.mask is not None]
     ids = [part.ids for part in parts if part.ids is not None]
     return replace(
@@ -107,6 +113,7 @@ def concat(parts: Sequence[EncodedUnit]) -> EncodedUnit:
         lengths=np.concatenate([part.lengths for part in parts]),
         is_val=np.concatenate([part.is_val for part in parts]),
         mask=np.concatenate(masks) if masks else None,
+        problems=tuple(chain.from_iterable(part.problems for part in parts)),
         ids=Strings.joined(ids) if ids else None,
         compared_tokens=sum(part.compared_tokens for part in parts),
     )

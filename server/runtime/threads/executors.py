@@ -1,10 +1,10 @@
 """Does the work of units in processes of this machine or on a Ray cluster. Results keep their
 order.
 
-An ingest encodes text like this, and a packing makes rows. One process reads units and distributes
-them, so other machines do not need the files. A few units per worker are in flight, so memory is
-bounded. Each worker has its own pipe: all workers of a ProcessPoolExecutor share one, and if one of
-them is killed while it writes a result, the others wait for the rest of it for ever.
+An ingest encodes text like this, and a packing makes rows. One process makes units and distributes
+them. A few units per worker are in flight, so memory is bounded. Each worker has its own pipe: all
+workers of a ProcessPoolExecutor share one, and if one of them is killed while it writes a result,
+the others wait for the rest of it for ever.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ Handle = TypeVar("Handle")
 Work = Callable[[Unit, Recipe], Result]
 """A unit, and the recipe of all of them -> its result. A function of a module, so that any process
 finds it by its name."""
-Executor = Callable[[Iterable[Unit], Recipe], Iterator[Result]]
-"""Units, and their recipe -> their results, in order."""
+Left = Callable[[Result], Iterable[Unit]]
+"""A result -> units that the work has left of its own unit, whose results come next."""
+Executor = Callable[[Iterable[Unit], Recipe, Left[Result, Unit] | None], Iterator[Result]]
+"""Units, their recipe, and what results leave, None for nothing -> the results, in order."""
 
 
 @contextmanager
@@ -77,7 +79,11 @@ def make_executor(
 
 
 def local(
-    units: Iterable[Unit], recipe: Recipe, *, workers: Sequence[_Worker[Unit, Recipe, Result]]
+    units: Iterable[Unit],
+    recipe: Recipe,
+    left: Left[Result, Unit] | None,
+    *,
+    workers: Sequence[_Worker[Unit, Recipe, Result]],
 ) -> Iterator[Result]:
     """Work on units in processes of this machine.  Raises: InvalidSource if one of them dies."""
     idle: SimpleQueue[_Worker[Unit, Recipe, Result]] = SimpleQueue()
@@ -95,7 +101,11 @@ def local(
     threads = ThreadPoolExecutor(len(workers), "tokenfeed-unit")
     try:
         ahead = (1 + _UNITS_AHEAD) * len(workers)
-        yield from _in_order(units, lambda unit: threads.submit(do, unit), Future.result, ahead)
+
+        def begin(unit: Unit) -> Future[Result]:
+            return threads.submit(do, unit)
+
+        yield from _in_order(units, begin, Future.result, ahead, left)
     finally:
         # Otherwise a thread would wait for a busy worker.
         _kill(workers)
@@ -223,6 +233,7 @@ def _read(connection: Connection, size_bytes: int) -> bytearray:
 def ray(
     units: Iterable[Unit],
     recipe: Recipe,
+    left: Left[Result, Unit] | None,
     *,
     workers: int | None,
     work: Work[Unit, Recipe, Result],
@@ -262,7 +273,7 @@ def ray(
             found: Result = cluster.get(handle)
             return found
 
-        yield from _in_order(units, begin, result, ahead)
+        yield from _in_order(units, begin, result, ahead, left)
     except cluster.exceptions.RayError as error:
         cure = "run the same command again"
         raise InvalidSource("--executor", f"{str(error).splitlines()[0]}; {cure}") from error
@@ -275,10 +286,18 @@ def _in_order(
     begin: Callable[[Unit], Handle],
     result: Callable[[Handle], Result],
     ahead: int,
+    left: Left[Result, Unit] | None,
 ) -> Iterator[Result]:
     """Yield results in order. At most `ahead` units are begun ahead of the awaited one, fewer if
-    they exceed _BYTES_AHEAD_MAX together.
+    they exceed _BYTES_AHEAD_MAX together; and as many of those that a result leaves.
     """
+
+    def results(handle: Handle) -> Iterator[Result]:
+        found = result(handle)
+        yield found
+        if left is not None:
+            yield from _in_order(left(found), begin, result, ahead, left)
+
     begun: deque[tuple[int, Handle]] = deque()
     waiting_bytes = 0
     for unit in units:
@@ -287,9 +306,9 @@ def _in_order(
         while begun and (len(begun) > ahead or waiting_bytes > _BYTES_AHEAD_MAX):
             size_bytes, handle = begun.popleft()
             waiting_bytes -= size_bytes
-            yield result(handle)
+            yield from results(handle)
     for _, handle in begun:
-        yield result(handle)
+        yield from results(handle)
 
 
 def end_with_parent(parent: int) -> None:

@@ -203,7 +203,7 @@ class RowsBuilder(IndexBuilder[IndexFacts, RowIndex]):
                 lengths.add(document_lengths(starts, token_count)[1])
                 yield FileDocuments(starts, token_count)
 
-        for rows in self._run(sent(), self.key):
+        for rows in self._run(sent(), self.key, None):
             yield rows.write
 
     def _facts_of(self, description: Description, number_count: int) -> IndexFacts:

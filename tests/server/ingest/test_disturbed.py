@@ -224,9 +224,13 @@ def test_killed_it_leaves_no_process(large: Path, tmp_path: Path) -> None:
     require_gone(children)
 
 
-def test_a_source_that_changes_meanwhile_is_named(large: Path, tmp_path: Path) -> None:
-    """Its first half would be of one file, its second of another."""
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_source_that_changes_meanwhile_is_named(large: Path, tmp_path: Path, kind: str) -> None:
+    """Its first half would be of one file, its second of another. Parquet is read by workers."""
     out = tmp_path / "out"
+    if kind == "parquet":
+        columns = {"text": ["word " * 100_000 for _ in range(100)]}
+        large = write_parquet(tmp_path / "x.parquet", columns, row_group_size=1)
     with at_work(large, out) as running:
         os.utime(large)
         _, said = running.communicate(timeout=60)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from tests.server.ingest.corpus import (
@@ -81,6 +82,34 @@ def test_the_bytes_depend_neither_on_workers_nor_on_how_files_are_packed(
         json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("1", "one")
     ]
     assert manifests[0]["splits"] == manifests[1]["splits"]
+
+
+def test_row_groups_of_any_kind_make_the_same_bytes_with_any_number_of_workers(
+    tmp_path: Path,
+) -> None:
+    """Workers read small ones; a large one, and one that becomes large, the main process reads."""
+    kinds = [documents(500), [], [None, b"\xff", ""], ["word " * 40_000] * 60]
+    large = ["".join(documents(40, seed=seed)) for seed in range(2200)]
+    path, kind = tmp_path / "x.parquet", pyarrow.binary()
+    with pyarrow.parquet.ParquetWriter(path, pyarrow.schema([("text", kind)])) as writer:
+        for texts in (*kinds, large, documents(500, seed=1)):
+            writer.write_table(pyarrow.table({"text": pyarrow.array(texts, kind)}), len(large))
+    options = ("--tokenizer", "bytes", "--append-token", END, "--val-fraction", "0.1")
+    for workers in ("1", "2", "5"):
+        ingested(path, "--out", tmp_path / workers, *options, "--workers", workers)
+
+    made = tree(tmp_path / "1")
+    assert tree(tmp_path / "2") == tree(tmp_path / "5") == made
+    manifest = json.loads(made["manifest.json"])
+    documents_each = [split["documents"] for split in manifest["splits"].values()]
+    assert sum(documents_each) == 500 + 60 + 2200 + 500
+    assert manifest["sources"][0]["problems"] == {
+        "null": {"count": 1, "first": "row 500"},
+        "invalid UTF-8": {"count": 1, "first": "row 501"},
+        "empty document": {"count": 1, "first": "row 502"},
+    }
+    facts = pyarrow.parquet.read_metadata(path)
+    assert facts.row_group(4).total_byte_size > 8 << 20 > facts.row_group(3).total_byte_size
 
 
 def test_shuffled_documents_are_whole_and_all_there(

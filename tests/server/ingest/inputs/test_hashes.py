@@ -118,7 +118,9 @@ def test_a_run_that_is_stopped_keeps_the_hashes_it_has(
     ]
     checkpoint = tmp_path / "out" / ".ingest" / "checkpoint.json"
 
-    def until_one_is_known(units: Iterable[Unit], recipe: Recipe) -> Iterator[EncodedUnit]:
+    def until_one_is_known(
+        units: Iterable[Unit], recipe: Recipe, left: object
+    ) -> Iterator[EncodedUnit]:
         for unit in units:
             if checkpoint.exists() and json.loads(checkpoint.read_text())["hashes"]:
                 raise KeyboardInterrupt

@@ -9,24 +9,34 @@ import lzma
 import os
 import random
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pyarrow.parquet
 import pytest
 import zstandard
 
 from tests.server.ingest.corpus import documents, write_jsonl, write_parquet
 from tokenfeed.errors import InvalidCorpus, InvalidSource
+from tokenfeed.server.ingest import run
 from tokenfeed.server.ingest.inputs import READERS, jsonl, parquet
 from tokenfeed.server.ingest.inputs.discovery import find_sources
+from tokenfeed.server.ingest.inputs.hashes import Hashes
+from tokenfeed.server.ingest.job import Checkpoint, Job
+from tokenfeed.server.ingest.progress import Progress
 from tokenfeed.server.ingest.tokenize import splitting
-from tokenfeed.server.ingest.tokenize.encoding import encode_unit
+from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit, encode_unit
 from tokenfeed.server.ingest.tokenize.recipe import Recipe
 from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
-from tokenfeed.server.ingest.units import Rows, Unit
+from tokenfeed.server.ingest.units import Rows, SourceOffset, Unit
+from tokenfeed.server.ingest.work import read_and_encode
+from tokenfeed.server.runtime.threads import executors
 
 RECIPE = Recipe(TokenizerFile.read("bytes", parses_special=False), ("text",), None, 256, 0.0)
 
@@ -52,8 +62,7 @@ def plain(unit: Unit) -> tuple[Unit, object]:
 
 def texts(found: list[Unit]) -> str:
     """What would be written, documents ended by byte 0."""
-    tokens = [token for unit in found for token in encode_unit(unit, RECIPE).tokens.tolist()]
-    return bytes(0 if token == 256 else token for token in tokens).decode()
+    return tokens_of(encode_unit(unit, RECIPE) for unit in found)
 
 
 def problems(found: list[Unit]) -> list[tuple[str, str]]:
@@ -288,6 +297,96 @@ def test_a_damaged_row_group_costs_its_own_rows(tmp_path: Path) -> None:
     ((what, where),) = problems(found)
     assert what.startswith("unreadable: ")
     assert where == "row group 1: 100 rows from row 100 on"
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_rows_that_workers_read_are_those_that_one_process_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """From any place on where a run may resume. Some row groups are small, one is empty, one is
+    damaged, one is too large for a worker, and a dictionary makes one so when it is read.
+    """
+    monkeypatch.setattr(parquet, "_UNREAD_BYTES_MAX", 24_000)
+    content: list[str | bytes | None] = [*documents(150), None, b"\xff", "", *documents(20)]
+    path = tmp_path / "x.parquet"
+    groups = [content, [], documents(60, seed=1), documents(900, seed=2), ["word " * 400] * 60]
+    write_groups(path, [*groups, documents(70, seed=3)])
+    facts = pyarrow.parquet.read_metadata(path)
+    first = facts.row_group(2).column(0).dictionary_page_offset
+    damaged(path, first, first + 500)
+    stored = [facts.row_group(group).total_byte_size for group in range(6)]
+    assert stored[4] < max(stored[:3]) < 24_000 < stored[3]
+
+    ((source,), _) = find_sources([str(path)])
+    expected = list(parquet.units(source, 0, 0, RECIPE, lambda *_: None))
+    lost = problems(expected)
+    found = list(parts(path, SourceOffset(0, 0), ahead))
+
+    assert len(expected) > 20
+    assert [what.partition(":")[0] for what, _ in lost] == [
+        "null", "invalid UTF-8", "empty document", "unreadable",
+    ]  # fmt: skip
+    assert sum(unit.content is None for unit, _ in found) == len(found)
+    assert tokens_of(part for _, part in found) == texts(expected)
+    assert [(one.what, one.where) for _, part in found for one in part.problems] == lost
+    # An empty row group is passed over.
+    assert all(one.end <= other.place for (one, _), (other, _) in pairwise(found))
+    done = [unit.done_bytes for unit, _ in found]
+    assert done == sorted(done)
+    assert done[-1] == path.stat().st_size
+    (within,) = [number for number, (_, part) in enumerate(found) if part.read is not None]
+    for number in (0, 2, 3, within - 1, within, within + 1, len(found) - 2):
+        rest = parts(path, found[number][0].end, ahead)
+        assert tokens_of(part for _, part in rest) == tokens_of(
+            part for _, part in found[number + 1 :]
+        )
+
+
+def test_a_worker_finds_that_a_file_has_changed(tmp_path: Path) -> None:
+    """It opens it long after the process that looked at its row groups."""
+    path = write_groups(tmp_path / "x.parquet", [documents(10), documents(10)])
+    ((source,), _) = find_sources([str(path)], for_workers=True)
+    first, second = READERS["parquet"](source, 0, 0, RECIPE, lambda *_: None)
+    read_and_encode(first, RECIPE)
+    os.utime(path)
+
+    with pytest.raises(InvalidSource, match="changed while it was ingested"):
+        read_and_encode(second, RECIPE)
+
+
+def write_groups(path: Path, groups: list[list[str]] | list[list[Any]]) -> Path:
+    """Write parquet, of these row groups, as bytes that need not be UTF-8."""
+    kind = pyarrow.binary()
+    with pyarrow.parquet.ParquetWriter(path, pyarrow.schema([("text", kind)])) as writer:
+        for group in groups:
+            writer.write_table(pyarrow.table({"text": pyarrow.array(group, kind)}))
+    return path
+
+
+def parts(path: Path, place: SourceOffset, ahead: int) -> Iterator[tuple[Unit, EncodedUnit]]:
+    """Units and their tokens, as a run gets them from workers, of which this process is one.
+
+    ahead: how many units are begun before a result is needed.
+    """
+    ((source,), _) = find_sources([str(path)], for_workers=True)
+    job = Job((source,), RECIPE)
+
+    def executor(units: Any, recipe: Recipe, left: Any) -> Iterator[EncodedUnit]:
+        def done(unit: Unit) -> EncodedUnit:
+            return read_and_encode(unit, recipe)
+
+        yield from executors._in_order(units, lambda unit: unit, done, ahead, left)
+
+    with closing(Hashes(job.sources, {})) as hashes:
+        progress = Progress(source.size_bytes, "bytes")
+        checkpoint = Checkpoint(place)
+        yield from run._parts(job, executor, hashes, checkpoint, deque(), False, progress)
+
+
+def tokens_of(found: Iterable[EncodedUnit]) -> str:
+    """As `texts` writes them."""
+    tokens = [token for part in found for token in part.tokens.tolist()]
+    return bytes(0 if token == 256 else token for token in tokens).decode()
 
 
 def test_lines_are_known_by_what_is_in_them(tmp_path: Path) -> None:

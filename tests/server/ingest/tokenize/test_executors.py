@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.server.ingest.corpus import END, documents, tree, write_jsonl
+from tests.server.ingest.corpus import END, documents, tree, write_jsonl, write_parquet
 from tests.server.ingest.running import ingest, ingested
 from tests.support.ray_cluster import Cluster, ray_cluster, status
 from tests.support.waiting import eventually
@@ -152,8 +152,8 @@ def test_without_a_ray_cluster_the_option_is_named(cluster: Cluster, tmp_path: P
 def test_a_ray_cluster_makes_the_same_bytes(
     cluster: Cluster, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The short form of the next one."""
-    path = write_jsonl(tmp_path / "x.jsonl", ({"text": text} for text in documents(500)))
+    """The short form of the next one, of parquet: other machines do not have the file."""
+    path = write_parquet(tmp_path / "x.parquet", {"text": documents(500)})
     words = [str(path), "--tokenizer", str(tokenizer), "--append-token", END]
     ingested(*words, "--out", tmp_path / "local")
     cluster.add()
@@ -202,6 +202,6 @@ def test_a_ray_cluster_makes_the_same_bytes_though_a_node_dies(
             running.kill()
 
     assert running.returncode == 0, said
-    lost = r"Task encode_unit failed.*node it was running on is dead|recover \d+ lost objects"
+    lost = r"Task read_and_encode failed.*node it was running on is dead|recover \d+ lost objects"
     assert re.search(lost, said), f"nothing was in flight: {said}"
     assert tree(tmp_path / "ray") == tree(tmp_path / "local")
