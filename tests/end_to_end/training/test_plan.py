@@ -154,6 +154,11 @@ def test_the_plan_is_readable(target: str, mixture: Path, capsys: Captured) -> N
         "  web          1   50 %   50 %       16     128    0.27",
         "  math         1   50 %   50 %       16     128    1.60",
         "",
+        "Some stages begin more than 50 steps late. Smaller blocks begin them earlier. Write this "
+        "into the file, with weights that are shares such as 0.7:",
+        "  block = 50",
+        "All shares stay exact.",
+        "",
         "in all stages:",
         "  source    share  samples  tokens  epochs  max_epochs",
         "  web     59.59 %      174   1,392    2.90           -",
