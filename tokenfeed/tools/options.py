@@ -413,9 +413,11 @@ def _add_bench(commands: _Commands) -> None:
 
 
 def _add_top(commands: _Commands) -> None:
-    description = "Show what a server does and what needs attention, and refresh the screen until "
-    "q or Ctrl-C. Where stdout is no terminal, print plain lines once. To ask a server on another "
-    "machine, top needs a token from the server's --status-token-file."
+    description = (
+        "Show what a server does and what needs attention, and refresh the screen until q or "
+        "Ctrl-C. Where stdout is no terminal, print plain lines once. To ask a server on another "
+        "machine, top needs a token from the server's --status-token-file."
+    )
     add = _add_command(commands, "top", run_top, description)
     add(
         "--seconds",
