@@ -27,7 +27,7 @@ from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.storage.bytes import Extents
 from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local import choice, pread_bytes
+from tokenfeed.server.storage.local import choice, descriptors
 from tokenfeed.server.storage.mixed_store import MixedStore
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
@@ -314,7 +314,7 @@ def test_where_there_is_no_room_for_maps_the_cure_is_not_to_map(
 ) -> None:
     """With --read map, the start would fail at the first mask behind the limit."""
     monkeypatch.setattr(choice, "_MAPS_SPARE", 1 << 31)
-    monkeypatch.setattr(pread_bytes, "_SPARE", 1 << 31)
+    monkeypatch.setattr(descriptors, "_SPARE", 1 << 31)
 
     with pytest.raises(InvalidCorpus, match="raise the hard limit of open files") as refused:
         masked(random_masks(), storage=StorageOptions())
