@@ -20,6 +20,7 @@ from tests.server.requests import batches
 from tests.support.commands import run
 from tests.support.waiting import eventually, least_seconds
 from tokenfeed import __version__
+from tokenfeed.client.source import row_stream
 from tokenfeed.server.rpc.monitoring.status import _is_local
 from tokenfeed.v1 import status_pb2 as pb
 
@@ -124,9 +125,10 @@ def test_a_trainer_that_hangs_with_its_last_rows_has_not_ended(
 
 @pytest.mark.parametrize("ends", ["close", "with", "collected"])
 def test_a_feed_that_is_closed_early_says_so_and_where_its_trainer_was(
-    serve: Serve, two: list[Path], ends: str
+    serve: Serve, two: list[Path], ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its server has sent more than the trainer has got. A killed one says nothing."""
+    monkeypatch.setattr(row_stream, "_GOODBYE_SECONDS", 20)  # a busy machine may need more than 0.2
     server = serve("--data", two[0])
     feed = NumpyBatches(server.address, B, T, client_name="early")
     for _ in range(5):
