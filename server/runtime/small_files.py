@@ -62,9 +62,10 @@ def give(descriptor: int, like: os.stat_result, mode: int) -> None:
             os.fchown(descriptor, -1, like.st_gid)
 
 
-def put_file(path: str, content: bytes) -> None:
-    """Write a small file that others may read, durably: whole or not at all. Several processes may
-    write it at once.  Raises: OSError.
+def put_file(path: str, content: bytes, mode: int = 0o644) -> None:
+    """Write a small file, durably: whole or not at all. Several processes may write it at once.
+
+    mode: the permissions of the file; by default others may read it.  Raises: OSError.
     """
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", exist_ok=True)
@@ -74,7 +75,7 @@ def put_file(path: str, content: bytes) -> None:
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, mode)
             os.fsync(descriptor)
         os.replace(partial, path)
     except OSError:

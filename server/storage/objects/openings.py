@@ -72,7 +72,8 @@ class _Folder:
             path = os.path.join(folder, self._file_name)
             with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
                 found = self._parsed(unsealed(read_regular(path, 2 * _BYTES_MAX)))
-                os.utime(path)  # it is in use
+                with suppress(OSError):
+                    os.utime(path)  # it is in use
                 return found
         return {}
 
@@ -87,7 +88,7 @@ class _Folder:
         content = sealed(self._body(written))
         for folder in own_folders():
             with suppress(OSError):
-                put_file(os.path.join(folder, self._file_name), content)
+                put_file(os.path.join(folder, self._file_name), content, 0o600)
                 remove_unused()
                 return
         _LOG.info("beginnings of objects not kept: no folder for them can be written")
@@ -172,7 +173,8 @@ class Openings:
         if not (isinstance(listed, Pin) and found.pin.is_listed_as(listed)):
             return None
         with self._lock:
-            if folder.used.setdefault(name, found) is found:
+            if name not in folder.used:
+                folder.used[name] = found
                 self._has_room(found.size_bytes)
         return found
 

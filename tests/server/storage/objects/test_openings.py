@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -81,6 +82,27 @@ def test_objects_are_opened_again_without_a_get(store: ObjectServer, cache: Path
     assert len(store.gets) == gets
     assert openings.OPENINGS._folders == {}
     assert start(store, opening=False) == list(NAMES), "only an opening asks for what was kept"
+
+
+def test_what_is_kept_of_a_private_bucket_is_for_its_user_alone(
+    store: ObjectServer, cache: Path
+) -> None:
+    """Others of the machine may not have its credentials."""
+    start(store)
+    assert stat.S_IMODE(the_file(cache).stat().st_mode) == 0o600
+
+
+def test_an_object_that_is_opened_again_takes_room_once(store: ObjectServer, cache: Path) -> None:
+    """A start opens an object several times, as tokens and beside them."""
+    start(store)
+    forget_buckets()
+    with door_of("s3://").opening():
+        left = []
+        for _ in range(3):
+            with open_file(f"s3://bucket/c/{NAMES[0]}"):
+                left.append(openings.OPENINGS._left_bytes)
+    assert left[0] < openings._BYTES_MAX
+    assert len(set(left)) == 1
 
 
 @pytest.mark.parametrize("seeds", valid_files(), ids=lambda seeds: seeds.name)
