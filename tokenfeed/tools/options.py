@@ -100,7 +100,7 @@ def _add_describe(commands: _Commands) -> None:
     add(
         "--order",
         choices=[name for name in orders.LATEST if orders.latest(name).LONG_DOCUMENTS],
-        help="also print how many rows one dataset has in this order, whose rows are made of whole "
+        help="also print how many rows one dataset has in this order, which makes rows of "
         "documents; the server makes these rows if they are not made yet",
     )
     add("--long", choices=_LONG, help=_LONG_HELP)
@@ -392,7 +392,7 @@ def _add_doctor(commands: _Commands) -> None:
         metavar="TARGET",
         help=f"{_SERVER}; pass several addresses if they are replicas: servers of the same corpora",
     )
-    add("--dataset", default="", help="name of the dataset whose speed is measured (default: the largest one)")
+    add("--dataset", default="", help="dataset whose speed is measured (default: the largest one)")
     number = partial(add, type=float)
     number(
         "--seconds",
