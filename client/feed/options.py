@@ -91,8 +91,8 @@ class SharedOptions(TypedDict, total=False):
             "shuffled within groups of blocks, so that few parts of the files are in use; the "
             "context length has to be a power of two). If it is known where documents begin, "
             'order can also be "packed" (each row has several documents, or pieces of longer ones) '
-            'or "padded" (each row has one). In these two orders each row comes once per epoch, and y is -100 at "
-            "padding and where the next document begins.",
+            'or "padded" (each row has one). In these two orders each row comes once per epoch, '
+            "and y is -100 at padding and where the next document begins.",
         ),
     ]
     group_tokens: Annotated[
