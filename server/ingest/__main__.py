@@ -222,7 +222,8 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--executor",
         choices=("local", "ray"),
         default="local",
-        help="encode on this machine, or on its Ray cluster (default: %(default)s)",
+        help="encode on this machine, or on the Ray cluster to which it belongs (default: "
+        "%(default)s)",
     )
     flag(
         "--dry-run",
