@@ -66,8 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--fill",
         type=int,
         metavar="TOKEN",
-        help=f"token id that replaces redacted tokens, one for the whole list (default: "
-        f"{FILL})",
+        help=f"token id that replaces redacted tokens, one for the whole list (default: {FILL})",
     )
     add(
         "--reason",
