@@ -6,7 +6,7 @@ that MaxText uses.
     for batch in iterator:
         arrays = jax.make_array_from_process_local_data(sharding, batch)
 
-Everything is int32. Knows nothing of torch.
+All arrays are int32. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from ..transport.addresses import Targets
 
 
 class FeedDataset(IterDataset):  # type: ignore[misc]
-    """A feed as grain's IterDataset. Each iterator has a feed of its own, which begins at the first
-    row.
+    """A feed in the form of grain's IterDataset. Each iterator over it opens its own feed, which
+    begins at the first row.
 
     Elements are dicts of int32 [batch_size, context_length]: inputs; targets, which are inputs
     shifted by one token, and 0 where no target counts; inputs_position, which counts from 0 in each
     document; inputs_segmentation, the number of the token's document in its row, from 1, and 0 at
     padding; and targets_segmentation, which equals inputs_segmentation, but is 0 where no target
-    counts. If a dataset does not know where its documents begin, each row counts as one document.
+    counts. If it is not known of a dataset where its documents begin, each row counts as one
+    document.
     """
 
     @takes(FeedOptions)
@@ -55,7 +56,7 @@ class FeedIterator(DatasetIterator):  # type: ignore[misc]
     """An iterator over the batches of one feed."""
 
     def __init__(self, feed: NumpyBatches) -> None:
-        """feed: is read by nothing else."""
+        """feed: must not be read by anything else."""
         super().__init__()
         self.feed = feed
         """The NumpyBatches that is read: for its history and statistics."""
@@ -66,8 +67,8 @@ class FeedIterator(DatasetIterator):  # type: ignore[misc]
         return _arrays(next(self._batches))
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position after the last element, as plain values for JSON. All processes have
-        the same state.
+        """Return, as plain values for JSON, the position after the element that was last delivered.
+        It is the same in all processes.
         """
         return self.feed.state_dict()
 
@@ -84,8 +85,8 @@ class FeedIterator(DatasetIterator):  # type: ignore[misc]
         self.feed.close()
 
     def __del__(self) -> None:
-        """Do nothing: a feed ends with its last reference. When Python exits, what `close` needs
-        may be gone already.
+        """Do nothing, because a feed closes itself when its last reference goes. When Python exits,
+        the objects that `close` needs may already be gone.
         """
 
 

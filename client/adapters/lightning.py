@@ -1,10 +1,10 @@
-"""An adapter for Lightning's Trainer: a DataModule of feeds. The state that it puts into
-Lightning's checkpoints is that of the last batch that the weights were trained on.
+"""An adapter for Lightning's Trainer: a DataModule of feeds. It puts the state of a feed into
+Lightning's checkpoints: the position after the last batch on which the weights were trained.
 
 Lightning writes checkpoints at many moments: after a step, after a validation, in the middle of a
-step that accumulates gradients, after an exception. So a batch may have been read, but not trained
-on, when a checkpoint is written. The adapter knows it from Lightning's `global_step`, which counts
-the steps of the optimizer.
+step that accumulates gradients, after an exception. So when a checkpoint is written, it is possible
+that a batch was read, but not trained on. The adapter finds this out from Lightning's
+`global_step`, which counts the steps of the optimizer.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
             partial(RemoteBatches, "host:50051", 32, 2048, dataset="val", order="sequential"),
         )
 
-    An epoch of Lightning has the whole batches of an epoch of the feed, and begins where the
-    previous epoch ended. A feed that ends (by num_batches, or by max_epochs of a mixture) is one
-    epoch, and ends the training. For a feed without epochs, max_steps or limit_train_batches sets
-    the length of an epoch. Each validation reads a whole epoch of its feed, with the same number of
-    batches on every rank. Rows that fill up the last batch have y = -100 throughout, so log the
-    loss with `log_loss`.
+    An epoch of Lightning has all full batches of an epoch of the feed, and begins where the
+    previous epoch ended. If the feed has an end (through num_batches, or max_epochs of a mixture),
+    the whole feed is one epoch, and the training ends with it. For a feed without epochs, max_steps
+    or limit_train_batches sets the length of an epoch. Each validation reads a whole epoch of its
+    feed, with the same number of batches on every rank. The last batch is filled up with rows that
+    have y = -100 throughout, so log the loss with `log_loss`.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
         self._loaded: dict[str, Any] = {}
 
     def train_dataloader(self) -> _Batches:
-        """Return the batches to train on: from the loaded state on, or after the batches that this
-        Trainer has trained on.
+        """Return the batches to train on. They begin at the loaded state, or after the batches on
+        which this Trainer has already trained.
 
         Raises: InvalidRequest with overfit_batches, for an endless feed without a limit, for a
         checkpoint without a state of this class, or if the ranks have different numbers of batches;
@@ -102,14 +102,14 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
         return self._epochs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the feed after the last batch that the weights were trained on; {}
-        before the training. Lightning puts it into all of its checkpoints.
+        """Return the state of the feed after the last batch on which the weights were trained;
+        before the training return {}. Lightning puts this state into all of its checkpoints.
         """
         return self._loaded if self._loaded or self._batches is None else self._batches.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember the position from which the training continues; `trainer.validate` and `test` do
-        not move it.
+        """Remember the position at which the training continues; `trainer.validate` and
+        `trainer.test` do not change this position.
         """
         if self.trainer is None or self.trainer.state.fn in (None, TrainerFn.FITTING):
             self._loaded = state

@@ -1,5 +1,5 @@
-"""An adapter for litgpt's `pretrain`: a data module whose position is saved in litgpt's own
-checkpoints. Fabric accepts only torch's DataLoader, and saves its state if the loader has a
+"""An adapter for litgpt's `pretrain`: a data module of feeds, whose position litgpt saves in its
+own checkpoints. Fabric accepts only torch's DataLoader, and saves its state if the loader has a
 `state_dict`.
 """
 
@@ -45,9 +45,9 @@ class FeedData(DataModule):  # type: ignore[misc]
     ) -> None:
         """Remember what to make; does no I/O.
 
-        validation: names the dataset of which each validation reads the first windows, in the order
-        of the corpus.  options: are further arguments of the training feed, such as mixture.  The
-        others mean what they do for RemoteBatches.
+        validation: names the dataset for validation; each validation reads its first windows, in
+        the order of the corpus. options: are further arguments of the training feed, such as
+        mixture. The other arguments mean what they do for RemoteBatches.
         """
         super().__init__()
         self._target, self._validation = target, validation
@@ -79,8 +79,8 @@ class FeedData(DataModule):  # type: ignore[misc]
         return FeedLoader(feed, feed)
 
     def val_dataloader(self) -> FeedLoader:
-        """Return the loader of the validation set's whole batches; each `for` over it starts at the
-        first batch.
+        """Return a loader of all full batches of the validation set; each `for` over it starts at
+        the first batch.
         """
         validation, order = self._validation, "sequential"
         feed = RemoteBatches(self._target, *self._shape, dataset=validation, order=order)
@@ -99,7 +99,7 @@ class FeedLoader(DataLoader[Any]):
         self._left = feed.batches_left  # before a state is loaded: the LR schedule depends on it
 
     def __len__(self) -> int:
-        """Return the batches of the feed from its beginning, or of an epoch of it.
+        """Return the number of batches of the whole feed, or of the epoch.
 
         Raises: InvalidRequest if it is endless.
         """

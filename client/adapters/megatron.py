@@ -55,8 +55,8 @@ def datasets_provider(
     valid and test are mappings with the arguments in which the feeds for validation and test differ
     from the training feed, such as {"dataset": "val"}. options are arguments of RemoteBatches,
     except device, rank, world_size, group, start and num_batches.
-    Raises: InvalidRequest from the provider if arguments of Megatron ask for what a feed cannot
-    give (such as document masking together with context parallelism), and the errors of
+    Raises: the provider raises InvalidRequest if the arguments of Megatron ask for something that a
+    feed cannot do (such as document masking together with context parallelism), and the errors of
     RemoteBatches.
     """
 
@@ -94,7 +94,7 @@ def datasets_provider(
 
 
 def _require_supported(args: Any) -> None:
-    """Raise InvalidRequest if arguments of Megatron ask for what a feed cannot give."""
+    """Raise InvalidRequest if the arguments of Megatron ask for something that a feed cannot do."""
     for name, problem in _REFUSED.items():
         if getattr(args, name, False):
             raise InvalidRequest(name, problem)
@@ -108,8 +108,8 @@ def _require_supported(args: Any) -> None:
 
 
 def _arrays(batch: RichBatch, args: Any) -> dict[str, torch.Tensor]:
-    """Return what pretrain_gpt.py takes from an iterator: as of lm_arrays; with masking also
-    cu_seqlens, int32[B, n], filled up with T, and max_seqlen, int32[B].
+    """Return the arrays that pretrain_gpt.py expects from an iterator: those of lm_arrays; with
+    masking also cu_seqlens, int32[B, n], filled up with T, and max_seqlen, int32[B].
     """
     masks = args.dataloader_inter_document_masking
     found = lm_arrays(batch, restarts=masks or getattr(args, "reset_position_ids", False))

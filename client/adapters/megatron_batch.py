@@ -14,7 +14,7 @@ def lm_arrays(batch: RichBatch, *, restarts: bool) -> dict[str, torch.Tensor]:
     0 where the mask is 0.
 
     restarts: says whether position_ids count within documents instead of within rows. Raises:
-    InvalidRequest if they do, and a dataset does not know where its documents begin.
+    InvalidRequest if they do, and it is not known of a dataset where its documents begin.
     """
     x, y = batch
     positions = batch.positions if restarts else torch.arange(x.shape[1]).repeat(x.shape[0], 1)

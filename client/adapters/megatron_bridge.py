@@ -1,4 +1,4 @@
-"""An adapter for Megatron Bridge: a dataset that its configuration takes.
+"""An adapter for Megatron Bridge: a feed that its configuration accepts as a dataset.
 
     config.dataset = FeedProvider(
         target="host:50051", micro_batch_size=config.train.micro_batch_size, seq_length=4096
@@ -36,8 +36,8 @@ class FeedProvider(DatasetProvider):  # type: ignore[misc]
     num_batches.
     valid, test: have the arguments in which the feeds for validation and test differ from the
     training feed, such as {"dataset": "val"}; with None there is no such feed.
-    documents: says whether attention stays within documents; the datasets then have to know where
-    documents begin, and a batch has one row.
+    documents: says whether attention stays within documents; then it must be known of each dataset
+    where its documents begin, and a batch has one row.
     """
 
     target: Targets
@@ -82,10 +82,14 @@ class FeedProvider(DatasetProvider):  # type: ignore[misc]
 
 
 class FeedBatches(Iterator[dict[str, Any]]):
-    """The batches of a feed as Bridge takes them, with their state."""
+    """Iterates over a feed's batches in the form that Megatron Bridge expects, and saves and
+    restores the feed's position.
+    """
 
     def __init__(self, feed: RemoteBatches, *, documents: bool) -> None:
-        """feed: is read by nothing else.  documents: as of FeedProvider."""
+        """feed: must not be read by anything else. documents: means what it does for
+        FeedProvider.
+        """
         self.feed = feed
         self._documents = documents
         self._batches = feed.batches()
@@ -105,7 +109,7 @@ class FeedBatches(Iterator[dict[str, Any]]):
         return found
 
     def save_state(self) -> dict[str, Any]:
-        """Return the position after the last batch, as plain values."""
+        """Return, as plain values, the position after the batch that was last delivered."""
         return self.feed.state_dict()
 
     def restore_state(self, state: dict[str, Any]) -> None:

@@ -2,8 +2,8 @@
 give the same form of batches and state.
 
 nanochat reads one batch ahead, and saves the state that came with this batch. So each batch has to
-come with the state before it. nanochat logs the keys `epoch`, `pq_idx` and `rg_idx` of the state.
-The models of nanochat ignore targets that are -1.
+come with the state of the feed before that batch. nanochat logs the keys `epoch`, `pq_idx` and
+`rg_idx` of the state. The models of nanochat ignore targets that are -1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ StatefulBatches = Iterator[tuple[Tensor, Tensor, dict[str, Any]]]
 
 
 class Loaders(NamedTuple):
-    """The two loaders, for the names that scripts/base_train.py imports:
+    """The two loaders, to assign to the names that scripts/base_train.py imports:
 
         (
             tokenizing_distributed_data_loader_with_state_bos_bestfit,

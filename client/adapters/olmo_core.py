@@ -29,11 +29,11 @@ from ..transport.addresses import Targets
 
 
 class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
-    """A feed as the data loader of a Trainer.
+    """A feed in the form of a Trainer's data loader.
 
-    An epoch of the trainer is an epoch of the feed, without the last rows, which do not fill a
-    batch on all ranks. A mixture, the order "random" and a feed with num_batches have only one
-    epoch: where the feed ends, the trainer ends too, on all ranks, whatever its max_duration is.
+    An epoch of the trainer is an epoch of the feed, without the last rows if they do not fill a
+    batch on all ranks. A mixture, the order "random" and a feed with num_batches count as a single
+    epoch: when the feed ends, the trainer ends too, on all ranks, even before its max_duration.
     """
 
     @takes(RemoteOptions)
@@ -50,15 +50,15 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
     ) -> None:
         """Describe the batches; does no I/O.
 
-        train_module is the one that the trainer gets; the data-parallel group is taken from it.
+        train_module is the train module of the trainer; it knows the data-parallel group.
         target and context_length mean what they do for RemoteBatches.
-        global_batch_size counts tokens of a step on all ranks, as OLMo-core has it.
+        global_batch_size is the number of tokens of a step on all ranks, as in OLMo-core.
         work_dir is required by OLMo-core; nothing is written there.
-        doc_lens says whether batches have doc_lens, so that attention keeps documents apart, where
-        the datasets know their documents. Flash backends use doc_lens; with torch's attention the
-        trainer refuses it. options are arguments of RemoteBatches, except device, rank, world_size
-        and group.
-        Raises: InvalidRequest, naming the argument and its limit; as for RemoteBatches.
+        doc_lens says whether batches have doc_lens, so that attention keeps documents apart, if it
+        is known where they begin. Flash backends use doc_lens; with torch's attention the trainer
+        refuses it.
+        options are arguments of RemoteBatches, except device, rank, world_size and group.
+        Raises: InvalidRequest, naming the argument and its limit, and the errors of RemoteBatches.
         """
         group = train_module.dp_process_group
         super().__init__(
@@ -169,7 +169,7 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
         self.feed.load_state_dict(state)
 
     def global_num_tokens_in_batch(self, batch: dict[str, Any]) -> int:
-        """Return the number of tokens of a batch on all ranks, including tokens that are no
+        """Return the number of tokens of a batch on all ranks, including tokens that are not
         targets.
         """
         return self.global_batch_size
@@ -177,7 +177,9 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
     # --- state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch, the same on all ranks, as plain values."""
+        """Return, as plain values, the position after the last batch; it is the same on all
+        ranks.
+        """
         return {
             "feed": self.feed.state_dict(),
             "batches_processed": self.batches_processed,

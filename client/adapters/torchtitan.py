@@ -49,11 +49,12 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
-        """What is read.
+        """The arguments of the feed.
 
-        target: means what it does for RemoteBatches.  options: other arguments of RemoteBatches,
-        without device, rank, world_size and group.  documents: says whether attention stays within
-        documents, where the datasets know them; else it stays within rows.
+        target: means what it does for RemoteBatches.
+        options: has other arguments of RemoteBatches, except device, rank, world_size and group.
+        documents: says whether attention stays within documents, if it is known where these begin;
+        otherwise attention stays within rows.
         """
 
         target: Annotated[Targets, tyro.conf.Suppress]
@@ -63,9 +64,10 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **sizes: Any) -> None:
         """Describe the batches; does no I/O.
 
-        config, dp_world_size, dp_rank: as torchtitan passes them.  sizes: seq_len and
-        local_batch_size; or max_context_length, and the tokens of a batch of a rank.
-        Raises: InvalidRequest if these tokens are no whole rows; as for RemoteBatches.
+        config, dp_world_size, dp_rank: are the values that torchtitan passes. sizes: has seq_len
+        and local_batch_size; or max_context_length, and the number of tokens in a rank's batch.
+        Raises: InvalidRequest if this number of tokens is not a whole number of rows; and the
+        errors of RemoteBatches.
         """
         name = next((name for name in sizes if name.startswith("num_tokens_per_")), None)
         if name is None:
@@ -90,8 +92,8 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
         """The RemoteBatches that is read: for its history and statistics."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over batches from the present position on; it raises what the feed
-        does.
+        """Return an iterator over the batches from the current position on. Raises: as for
+        iterating a feed.
         """
         return map(self._batch, self.feed.batches())
 
@@ -113,7 +115,9 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
         return arrays, labels
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch, the same on all ranks, as plain values."""
+        """Return, as plain values, the position after the batch that the loader last handed out; it
+        is the same on all ranks.
+        """
         return self.feed.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -125,5 +129,5 @@ class FeedDataLoader(BaseDataLoader):  # type: ignore[misc]
             self.feed.load_state_dict(state_dict)
 
     def close(self) -> None:
-        """End threads and connection."""
+        """End the threads and the connection of the feed."""
         self.feed.close()

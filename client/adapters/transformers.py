@@ -1,6 +1,6 @@
-"""An adapter for the Trainer of transformers. Each rank trains on its own rows, and checkpoints
-have the state of the feed after the last batch that was trained on. Adapters for other trainers
-that are subclasses of Trainer, such as trl.py, use this one as a base class.
+"""An adapter for the Trainer of transformers. Each rank trains on its own rows, and a checkpoint
+has the state of the feed after the last batch on which the weights were trained. Adapters for
+subclasses of Trainer, such as trl.py, use this one as a base class.
 
 The Trainer gets a loader that yields numbers, one for each batch, which it may count and skip. The
 batches themselves come from the feed, so the Trainer cannot distribute them among ranks, or skip
@@ -106,8 +106,8 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
     # --- training ---
 
     def feed_state(self) -> dict[str, Any]:
-        """Return the state of the feed after the last batch that the weights were trained on.
-        After a step that was interrupted, it is the state before that step.
+        """Return the state of the feed after the last batch on which the weights were trained. If a
+        step was interrupted, this is the state before that step.
         """
         if self._in_hand:
             return dict(self._in_hand[0].state_before)
@@ -199,7 +199,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         """Evaluate the model; the loss on a feed is the mean over the targets of all its rows on
         all ranks.
         eval_dataset: is what the constructor takes, and by default what the constructor got.
-        Raises: InvalidRequest for a feed without an end, and for the feed that is trained on.
+        Raises: InvalidRequest for a feed without an end, and for the training feed itself.
         """
         kept = self.eval_dataset
         if _feeds_of(eval_dataset):
@@ -260,7 +260,9 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
 
 
 class _Evaluation:
-    """The batches of a feed by the names of a model, as many as each rank has."""
+    """The batches of a feed, as dicts with a model's argument names; each rank has the same
+    number.
+    """
 
     def __init__(self, trainer: FeedTrainer, feed: TorchEpoch | WholeDataset) -> None:
         self._trainer, self._feed = trainer, feed
@@ -274,7 +276,7 @@ class _Evaluation:
 
 
 def _position_callback(trainer: FeedTrainer, allow: Collection[str]) -> TrainerCallback:
-    """Return what puts the position of a feed into checkpoints, and loads it."""
+    """Return a callback that puts the position of a feed into checkpoints, and loads it."""
 
     class FeedState(TrainerCallback, ExportableState):  # type: ignore[misc]
         # The Trainer may replace it by another instance, made without arguments.

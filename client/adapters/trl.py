@@ -1,7 +1,7 @@
 """An adapter for the SFTTrainer of TRL, which trains on feeds of packed rows.
 
 SFTTrainer usually prepares a dataset: it applies the chat template, tokenizes, masks what is not a
-target, and packs. Here `tokenfeed ingest` and the feed have done all of that, so SFTTrainer gets a
+target, and packs. Here `tokenfeed ingest` and the feed have already done this, so SFTTrainer gets a
 stand-in dataset to prepare.
 """
 
@@ -28,9 +28,10 @@ class FeedSFTTrainer(FeedTrainer, SFTTrainer):  # type: ignore[misc]
 
         trainer = FeedSFTTrainer(model, args, train_dataset=feed, processing_class=tokenizer)
 
-    All datasets of the feed have to know where their documents begin. `max_length` and
-    `dataset_num_proc` are ignored, since no dataset is prepared. Arguments that prepare a dataset
-    are refused, and the error names what to use instead.
+    For each dataset of the feed, it must be known where documents begin
+    (docs/documents-and-packing.md says how). `max_length` and `dataset_num_proc` are ignored, since
+    no dataset is prepared. Arguments that prepare a dataset are refused, and the error names what
+    to use instead.
     """
 
     _stand_in = Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})

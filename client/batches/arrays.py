@@ -52,12 +52,12 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
             ...
 
     Yields (x, y): contiguous arrays of shape (batch_size, context_length); y is x shifted by one
-    token. The arrays are writable, and belong to the caller. In all else a NumpyBatches is like a
-    RemoteBatches. The two classes give the same tokens, and a state of one of them loads into the
-    other.
+    token. The arrays are writable, and belong to the caller. In all other respects a NumpyBatches
+    is like a RemoteBatches. The two classes give the same tokens, and a state of one of them loads
+    into the other.
 
-    One thread may iterate over a feed. Any thread may call `state_dict`, `history`, `position`,
-    `stats` and `close`.
+    Only one thread can iterate over a feed. Any thread can call `state_dict`, `history`,
+    `position`, `stats` and `close`.
     """
 
     @takes(NumpyOptions)

@@ -50,13 +50,13 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
             ...
 
     Yields (x, y): contiguous integer tensors of shape (batch_size, context_length) on device; y is
-    x shifted by one token, int64. The tensors belong to the caller. The feed is an iterator: a
+    x shifted by one token, and int64. The tensors belong to the caller. The feed is an iterator: a
     second `for` continues after the last delivered batch. The feed sends no request before the
     first `next`; from then on a thread prefetches batches. `close()`, or the end of a `with` block,
     stops this thread.
 
-    One thread may iterate over a feed. Any thread may call `state_dict`, `history`, `position`,
-    `stats` and `close`.
+    Only one thread can iterate over a feed. Any thread can call `state_dict`, `history`,
+    `position`, `stats` and `close`.
     """
 
     @takes(RemoteOptions)
@@ -70,14 +70,15 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         """Describe a stream of batches; does no I/O.
 
         target is "HOST:PORT" or "unix:PATH", or several servers of the same corpus (replicas): a
-        sequence of these, or "dns:///HOST:PORT" for all addresses of a name. Or local files, read
-        in this process without a server: "file:PATH", where PATH is a file, a glob or a folder;
-        "file:a.bin,b.bin" is one corpus, "file:web=web/,code=code/" are two. Or objects:
-        "s3://BUCKET/KEY", "gs://BUCKET/KEY", "az://CONTAINER/KEY", "https://HOST/PATH".
+        sequence of these, or "dns:///HOST:PORT" for all addresses of a name. Or it names local
+        files, which this process reads without a server: "file:PATH", where PATH is a file, a glob
+        or a folder; "file:a.bin,b.bin" is one corpus, "file:web=web/,code=code/" are two. Or it
+        names objects in an object store: "s3://BUCKET/KEY", "gs://BUCKET/KEY",
+        "az://CONTAINER/KEY", "https://HOST/PATH".
         batch_size counts rows per rank, in [1, 2^20].
         context_length counts tokens of x in a row, in [1, longest file). A mapping such as {0:
         4096, "2e11 tokens": 32768} changes the length during the run, from the given samples or
-        numbers of tokens on, as change_context_length does; the number of tokens of a batch stays
+        numbers of tokens on, as change_context_length does; the number of tokens in a batch stays
         the same.
 
         Raises: InvalidRequest, SamplesExhausted or NotFound (order), naming the argument and its

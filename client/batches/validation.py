@@ -57,7 +57,7 @@ def validation_feeds(
 
     target, batch_size and context_length mean what they do for RemoteBatches.
     sources names the datasets: a list of names, a mapping whose keys are names (such as the weights
-    of a mixture), or a Mixture, all of whose sources are taken.
+    of a mixture), or a Mixture, of which all datasets are read.
     Raises: InvalidRequest or NotFound (order), naming the argument and its limit. Iterating raises
     NotFound if the servers do not have the dataset, and otherwise the errors of RemoteBatches.
     """
@@ -76,7 +76,9 @@ class WholeDataset(IterableDataset[Batch]):
     """A sized iterable over all windows of one dataset; each `for` starts at its beginning."""
 
     def __init__(self, feed: RemoteBatches) -> None:
-        """feed: of this dataset, and of nothing else that reads it; has to have epochs."""
+        """feed: is a feed of this dataset, which nothing else may read; its order must have
+        epochs.
+        """
         self._feed = feed
         self._epoch = feed.epoch(0, tail="pad")
         self._beginning: dict[str, Any] | None = None
@@ -96,8 +98,8 @@ class WholeDataset(IterableDataset[Batch]):
         return self._from_beginning(lambda: iter(self._epoch))
 
     def batches(self) -> Iterator[RichBatch]:
-        """Return an iterator over its batches, as of `batches` of RemoteBatches: they carry more
-        than x and y.  Raises: as for iterating.
+        """Return an iterator over its batches in the form of `batches` of RemoteBatches: they carry
+        more than x and y. Raises: as for iterating.
         """
         return self._from_beginning(self._epoch.batches)
 
@@ -132,7 +134,8 @@ class WholeDataset(IterableDataset[Batch]):
 
 
 class ValidationFeeds(dict[str, WholeDataset]):
-    """The feeds of several datasets, by the names of these; the order is that of the names given.
+    """A mapping from the names of several datasets to their feeds, in the order in which the names
+    were given.
 
     For one consumer thread. `close()`, or the end of a `with` block, closes all of them.
     """

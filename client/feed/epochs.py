@@ -100,8 +100,8 @@ def planned_epoch(stream: FeedStream, epoch: int, tail: Tail) -> EpochPlan:
 class Epoch(Generic[Array, Rich]):
     """A sized iterable over one epoch; each `for` starts at its beginning.
 
-    Only the first `for` after a loaded state, `skip`, `start_sample` or `next` has set a position
-    within this epoch continues from there.
+    There is one exception: if a loaded state, `skip`, `start_sample` or `next` has set a position
+    within this epoch, the first `for` after that continues from this position.
     """
 
     def __init__(self, feed: Feed[Array, Rich, Any], epoch: int, tail: Tail) -> None:
@@ -127,7 +127,7 @@ class Epoch(Generic[Array, Rich]):
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Load a state into the feed; a feed that has loaded the same state already may do so
-        again. The next `for` goes on from the saved position if that is within this epoch.
+        again. The next `for` continues from the saved position if that is within this epoch.
 
         state, allow: are passed to `load_state_dict` of the feed, whose errors are raised.
         """

@@ -134,15 +134,15 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Rows that were prefetched are read again. The state records the change, so a feed of the
         same mixture that loads the state makes the same change. A second call with the same change
         does nothing; another change that would begin at the same sample replaces the first one.
-        weights: are given as for Mixture. Sources without a weight pause; new datasets may be
-        named.
-        at_sample: is the first sample that the change may affect, after all delivered samples; by
-        default the change begins as soon as possible. With several ranks at_sample is required, and
-        each rank has to call this method before it reaches that sample. With torch.distributed the
-        ranks wait for each other in this call, and compare their changes; without it each rank
-        changes by itself.
+        weights: are given as for Mixture. Sources without a weight pause; the weights can name new
+        datasets.
+        at_sample: is the first sample (row of the stream) that the change can affect, after all
+        delivered samples; by default the change begins as soon as possible. With several ranks
+        at_sample is required, and each rank has to call this method before it reaches that sample.
+        With torch.distributed the ranks wait for each other in this call, and compare their
+        changes; without it each rank makes the change on its own.
         Returns: the sample from which on the new weights are in force: the first end of a block at
-        or above at_sample, or one block later if a stage of the mixture begins just there, or an
+        or above at_sample, or one block later if a stage of the mixture begins exactly there, or an
         earlier sample if the weights were in force already.
         Raises: InvalidRequest if this feed has no mixture or is closed, if weights or at_sample are
         not valid, or if no whole block is left for the new weights or for a later stage;
@@ -173,14 +173,14 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         epoch, after the last group), so that no target of a whole block is left out or comes twice.
         In "random" it begins at once. Every other order of windows can change only between two
         epochs. A mixture changes at the first end of a block, and keeps its weights. Each of its
-        sources then goes on with its next group, and leaves out the rest of its present group; the
-        log says how much. Rows that were prefetched are read again. All rows of a batch have one
-        length, so the last batch before the change is filled up with rows that have y = -100
-        throughout, and no sample. After the change x and y have another shape. The state records
-        the change. A feed with the same arguments that loads the state makes the same change; once
-        the change is in force, a feed of the new context length may load the state too. A second
-        call with the same change does nothing; another change that would begin at the same sample
-        replaces the first one.
+        sources then begins its next group, and leaves out the rest of its current group; the log
+        says how much that is. Rows that were prefetched are read again. All rows of a batch have
+        one length, so the last batch before the change is filled up with rows that have y = -100
+        throughout, and that are not samples. After the change x and y have another shape. The state
+        records the change. A feed with the same arguments that loads the state makes the same
+        change; once the change is in force, a feed with the new context length can load the state
+        too. A second call with the same change does nothing; another change that would begin at the
+        same sample replaces the first one.
         context_length: is the new number of tokens of x in a row.
         at_sample: is the first sample (row) that the change may affect, as for `change_mixture`; by
         default the change begins as soon as possible.
@@ -453,11 +453,11 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         "drop" leaves them out; "wrap" fills the batch with the first samples of the next epoch;
         "pad" does the same, but the added rows have y = -100 throughout, so that a loss ignores
         them.
-        Each `for` starts at the beginning of the epoch. The exception is the first `for` after a
-        loaded state, `skip`, `start_sample` or `next` has set a position within the epoch: it goes
-        on from that position. The loop moves the feed; after the last batch the feed is at the
-        first sample of the next epoch. If something else moves the feed during the loop, the loop
-        raises InvalidRequest.
+        Each `for` starts at the beginning of the epoch. There is one exception: if a loaded state,
+        `skip`, `start_sample` or `next` has set a position within the epoch, the first `for` after
+        that continues from this position. The loop moves the position of the feed; after the last
+        batch the feed is at the first sample of the next epoch. If another call moves the feed
+        during the loop, the loop raises InvalidRequest.
         Raises: InvalidRequest for a mixture, for an order without epochs, for a feed with
         num_batches, or if epoch or tail is not valid. `len` and iterating raise InvalidRequest if
         the corpus is too small for a row, and SamplesExhausted for an epoch that would reach sample
@@ -482,7 +482,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             for x, y in DataLoader(dataset, 32, sampler=sampler, num_workers=2):
                 ...
 
-        The dataset opens a connection of its own in each process, and does not move this feed. The
+        In each process the dataset opens its own connection, and does not move this feed. The
         dataset needs no ranks, since the sampler distributes the rows. The redactions of this feed
         are in force in all of its rows. The dataset ignores the arguments device, start_step,
         start_sample and num_batches of this feed.

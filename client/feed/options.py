@@ -89,11 +89,10 @@ class SharedOptions(TypedDict, total=False):
             'is "shuffled" or "sequential" (each window once per epoch, one epoch after another), '
             '"random" (any window, with replacement), or "blocks" (each window once per epoch, '
             "shuffled within groups of blocks, so that few parts of the files are in use; the "
-            "context length has to be a power of two). If it is known where documents begin, it "
-            "may also be "
-            '"packed" (each row has several documents, or pieces of longer ones) or "padded" (each '
-            "row has one). In these two orders each row comes once per epoch, and y is -100 at "
-            "padding and where the next document begins.",
+            "context length has to be a power of two). If it is known where documents begin, "
+            'order can also be "packed" (each row has several documents, or pieces of longer ones) '
+            'or "padded" (each row has one). In these two orders each row comes once per epoch, '
+            "and y is -100 at padding and where the next document begins.",
         ),
     ]
     group_tokens: Annotated[
@@ -101,10 +100,10 @@ class SharedOptions(TypedDict, total=False):
         Option(
             GROUP_TOKENS,
             group_tokens_argument,
-            'counts the tokens of a group of the order "blocks", in [2^23, 2^39]: the windows of a '
-            "group are shuffled together. In a mixture all sources share these tokens: each source "
-            "gets a part by its first weight, at least 2^23 tokens, and keeps this part. Parts are "
-            "rounded down to powers of two.",
+            'is the size in tokens of a group of the order "blocks", in [2^23, 2^39]: the windows '
+            "of a group are shuffled together. In a mixture this size is divided among the sources "
+            "(datasets): each gets a part in proportion to its first weight, at least 2^23 tokens, "
+            "and keeps this part. Parts are rounded down to powers of two.",
         ),
     ]
     long: Annotated[
@@ -156,8 +155,8 @@ class SharedOptions(TypedDict, total=False):
         Option(
             False,
             flag,
-            "says whether y is also -100 where the next token begins another document. All "
-            "datasets have to know where their documents begin.",
+            "says whether y is also -100 where the next token begins another document. For all "
+            "datasets it must be known where documents begin.",
         ),
     ]
     redactions: Annotated[
@@ -165,8 +164,9 @@ class SharedOptions(TypedDict, total=False):
         Option(
             None,
             unchecked,
-            "is the hash of a list of redactions, as `tokenfeed redact` prints it, or a mapping of "
-            "names of datasets to such hashes. These redactions are in force from sample 0 on. "
+            "is the hash of a list of redactions (tokens to replace), as `tokenfeed redact` prints "
+            "it, or a mapping from names of datasets to such hashes. These redactions are in force "
+            "from sample 0, the first row, on. "
             "Without them, servers refuse rows that need erased tokens.",
         ),
     ]
@@ -215,7 +215,7 @@ class FeedOptions(SharedOptions, total=False):
 
     dataset: Annotated[
         str | None,
-        Option(None, text, "names the dataset; it is optional if the server has only one."),
+        Option(None, text, "names the dataset; optional if the server has only one."),
     ]
     mixture: Annotated[
         Mixture | Mapping[str, float] | None,
@@ -223,8 +223,8 @@ class FeedOptions(SharedOptions, total=False):
             None,
             unchecked,
             'has the weights of several datasets, such as {"web": 0.7, "code": 0.3}, in place of '
-            "dataset; or is a Mixture, whose weights may change, and whose sources may have orders "
-            "and seeds of their own.",
+            "dataset; or is a Mixture, whose weights can change, and whose datasets can have their "
+            "own orders and seeds.",
         ),
     ]
     fingerprint: Annotated[
@@ -243,8 +243,8 @@ class FeedOptions(SharedOptions, total=False):
         Option(
             0,
             count,
-            "counts the steps to skip at the beginning; a step is one batch on each rank, at this "
-            "batch size and world size.",
+            "is the number of steps to skip at the beginning; a step is one batch on each rank, at "
+            "this batch size and world size.",
         ),
     ]
     start_sample: Annotated[
@@ -252,8 +252,8 @@ class FeedOptions(SharedOptions, total=False):
         Option(
             None,
             unchecked,
-            "is the sample index to begin at; unlike start_step it depends on neither batch size "
-            "nor world size.",
+            "is the number of the first row to read (its sample index); unlike start_step it "
+            "depends on neither batch size nor world size.",
         ),
     ]
     num_batches: Annotated[

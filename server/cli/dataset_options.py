@@ -37,7 +37,7 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, *more: Option) -> Non
         "data",
         nargs="+",
         metavar="PATH",
-        help="the files of one dataset, as tokenfeed serve --data takes them: files, a glob or a "
+        help="files of one dataset, in the same form as tokenfeed serve --data: files, a glob or a "
         "folder",
     )
     add_options(parser, FORMAT, DTYPE, ROW_TOKENS, MIXED_SPLITS, READ, *more)

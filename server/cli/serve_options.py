@@ -43,9 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-locate",
         action="store_true",
-        help="refuse the requests of tokenfeed explain, find and manifest: no client learns which "
-        "files, "
-        "documents and tokens a row is made of, or which rows hold a document",
+        help="refuse the requests of tokenfeed explain, find and manifest; then no client can ask "
+        "which files, documents and tokens a row is made of, or which rows hold a document",
     )
     parser.add_argument(
         "--reflection",
@@ -76,9 +75,9 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         action="append",
         required=True,
         metavar=("[NAME=]PATH", "PATH"),
-        help="files of a dataset to serve: token files, a glob, or a folder, such as tokenfeed "
-        "ingest makes; on this machine or in an object store (s3://BUCKET/KEY). With --tokenizer, "
-        "text files too. May be given several times, once for each dataset",
+        help="files of a dataset to serve: token files, a glob, or a folder, such as the one that "
+        "tokenfeed ingest makes; on this machine or in an object store (s3://BUCKET/KEY). With "
+        "--tokenizer, the files can also be text. Pass the option once for each dataset",
     )
     add_options(group, FORMAT, DTYPE, ROW_TOKENS, READ, *PLANE_OPTIONS, REDACTIONS, by_name=True)
     add_options(group, IMMUTABLE, MIXED_SPLITS, VOCAB_SIZE)
@@ -92,16 +91,15 @@ def _add_datasets(group: argparse._ArgumentGroup) -> None:
         "--warm-up-bytes",
         type=int,
         metavar="BYTES",
-        help="preload datasets into memory, up to this many bytes in total; 0 disables the "
-        "preloading (default: as much as fits)",
+        help="maximum number of bytes of the datasets that the server preloads into memory; 0 "
+        "disables the preloading (default: as much as fits)",
     )
     add(
         OBJECT_CACHE,
         metavar="DIR",
-        help="folder on a local disk where tokens from object stores are cached; the value none "
-        "caches nothing, so each row is fetched from the store (default: tokenfeed in "
-        "$XDG_CACHE_HOME or "
-        "in ~/.cache, else in /var/tmp, where that is a local disk)",
+        help="folder on a local disk where the server caches tokens from object stores; with the "
+        "value none it caches nothing, and fetches each row from the store (default: the folder "
+        "tokenfeed in $XDG_CACHE_HOME or in ~/.cache, else in /var/tmp, if that is a local disk)",
     )
     add(
         OBJECT_CACHE_BYTES,
@@ -117,9 +115,8 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="tokenizer.json, or the word bytes, to serve text files of --data too (parquet, "
-        "jsonl, "
-        ".txt); their text is tokenized into a cache before it is served",
+        help="tokenizer.json, or the word bytes, with which text files of --data (parquet, jsonl, "
+        ".txt) are tokenized into a cache before they are served",
     )
     group.add_argument(
         "--text-column",
@@ -136,8 +133,8 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help="folder for ingested text (default: tokenfeed in $XDG_CACHE_HOME, or in ~/.cache), "
-        "and "
+        help="folder for text that the server tokenizes (default: the folder tokenfeed in "
+        "$XDG_CACHE_HOME, or in ~/.cache), and "
         f"{OPTIONS[CACHE_DIR].what.removeprefix('folder ')} (default: beside the token files)",
     )
 
@@ -196,8 +193,8 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     number(
         "--max-streams",
         default=512,
-        help="maximum number of concurrent streams, each with up to two threads; further clients "
-        "are told to retry (default: %(default)s)",
+        help="maximum number of concurrent streams (each sends the rows of one rank, with up to "
+        "two threads); the server tells further clients to retry (default: %(default)s)",
     )
     number(
         "--max-streams-per-peer",

@@ -71,7 +71,7 @@ OPTIONS: Mapping[Option, OptionValues] = {
         "for changes"
     ),
     MIXED_SPLITS: OptionValues(
-        "take the files as one dataset, although their names say that they are several splits, "
+        "serve the files as one dataset, although their names say that they are several splits, "
         "such as train and val"
     ),
     LOSS_MASK: OptionValues(
@@ -81,19 +81,19 @@ OPTIONS: Mapping[Option, OptionValues] = {
         metavar="PATH",
     ),
     CACHE_DIR: OptionValues(
-        "folder for indices of documents: where documents begin, and which documents each packed "
-        "row holds",
+        "folder for indices of documents, which say where documents begin, and which documents "
+        "each row of the order packed holds",
         default="beside the token files",
         metavar="DIR",
     ),
     REDACTIONS: OptionValues(
-        "file with the list of redacted tokens, as tokenfeed redact writes it",
+        "file with the list of redacted tokens, which tokenfeed redact has written",
         default="beside the token files",
         metavar="FILE",
     ),
     VOCAB_SIZE: OptionValues(
-        "number of token ids of the tokenizer; files with an id of N or more are refused (above 1 "
-        "GiB only a sample of the tokens is checked)",
+        "number of token ids of the tokenizer; the server refuses files with an id of N or more "
+        "(of a corpus above 1 GiB, only a sample of the tokens is checked)",
         metavar="N",
         limits=(1, VOCAB_SIZE_MAX),
     ),
@@ -110,9 +110,9 @@ OPTIONS: Mapping[Option, OptionValues] = {
         limits=(0, VOCAB_SIZE_MAX),
     ),
     ROW_TOKENS: OptionValues(
-        "declare that the files hold rows of N tokens that do not overlap; each row is then one "
-        "window, for a context length of N - 1",
-        default="windows are cut from all tokens of a file",
+        "declare that the files hold finished rows of N tokens, which do not overlap; each is then "
+        "one row of a batch with context length N - 1",
+        default="a file is one sequence, which is cut into rows of any length",
         metavar="N",
         limits=(ROW_TOKENS_MIN, ROW_TOKENS_MAX),
     ),

@@ -73,9 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--tokenizer",
         required=True,
         metavar="PATH",
-        help="tokenizer.json of Hugging Face, or the folder that has it; or the word bytes, which "
-        "makes a "
-        "token of each byte of UTF-8",
+        help="tokenizer.json of Hugging Face, or the folder that has it; or the word bytes, with "
+        "which each byte of UTF-8 becomes a token",
     )
     _add_columns(parser)
     _add_document_arguments(parser)
@@ -103,7 +102,7 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         "--chat-template",
         metavar="PATH",
         help="chat template that turns messages into text: a Jinja file, a tokenizer_config.json, "
-        "or a folder with one of them (default: --tokenizer, if that is a folder)",
+        "or a folder with one of them (default: the folder of --tokenizer, if that is a folder)",
     )
     add(
         "--special-token",
@@ -124,8 +123,8 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
     add(
         "--tools-column",
         metavar="NAME",
-        help="name of the column that lists the tools of each chat, which the chat template gets "
-        "(default: none)",
+        help="name of the column that lists the tools of each chat; the list is passed to the chat "
+        "template (default: none)",
     )
     add(
         "--prompt-column",
@@ -149,9 +148,8 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         "--labels-column",
         metavar="NAME",
         help="name of the column that holds labels for --tokens-column; the loss mask excludes the "
-        "tokens whose label is -100; the value none makes every token a training target, although "
-        "the "
-        "table has labels",
+        "tokens whose label is -100; with the value none every token is a training target, even if "
+        "the table has labels",
     )
     add(
         "--id-column",
@@ -169,16 +167,16 @@ def _add_document_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--parse-special-tokens",
         action="store_true",
-        help="where the text spells a special token, encode it as that token (default: encode it "
-        "as plain text)",
+        help="if the text contains the spelling of a special token, encode this as the special "
+        "token (default: encode it as plain text)",
     )
     add(
         "--val-fraction",
         type=float,
         default=0.0,
         metavar="F",
-        help="share of the documents that goes into the val split, in [0, 1); their hashes choose "
-        "them (default: 0)",
+        help="share of the documents that goes into the val split, in [0, 1); the hash of a "
+        "document decides whether it does (default: 0)",
     )
 
 
@@ -190,7 +188,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="shuffle documents within groups of N (default: 1, off)",
+        help="shuffle the documents within groups of N documents (default: 1, no shuffling)",
     )
     add("--seed", type=int, default=0, help="seed of --shuffle-buffer (default: %(default)s)")
     add(
@@ -198,7 +196,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=100_000_000,
-        help="maximum number of tokens per shard (default: %(default)s)",
+        help="maximum number of tokens in a shard, which is one token file (default: %(default)s)",
     )
 
 
@@ -210,26 +208,27 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="number of processes that encode (default: one per core)",
+        help="number of processes that encode text as tokens (default: one per core)",
     )
     add(
         "--tokenizer-engine",
         choices=("auto", "tokenizers", "fastokens"),
         default="auto",
         help="package that encodes text; fastokens takes a fifth of the processor time of "
-        "tokenizers, and is allowed only where both give the same tokens (default: %(default)s, "
-        "which takes fastokens where it is allowed)",
+        "tokenizers, and is allowed only if both give the same tokens (default: %(default)s, which "
+        "selects fastokens if it is allowed)",
     )
     add(
         "--executor",
         choices=("local", "ray"),
         default="local",
-        help="encode on this machine, or on its Ray cluster (default: %(default)s)",
+        help="encode on this machine, or on the Ray cluster to which it belongs (default: "
+        "%(default)s)",
     )
     flag(
         "--dry-run",
-        help="encode for some seconds, print an estimate of how long the whole "
-        "ingest takes, and write nothing",
+        help="encode some text for a few seconds, print an estimate of how long the whole ingest "
+        "takes, and write nothing",
     )
     flag(
         "--strict",
@@ -237,14 +236,15 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         "--ignore-others",
-        help="go on although most bytes of a folder are in files that are not ingested",
+        help="ingest a folder even if most of its bytes are in files that cannot be ingested "
+        "(default: refuse such a folder)",
     )
     flag(
         "--mixed-splits",
         help="ingest the files together, although their names say that they are several splits, "
         "such as train and test",
     )
-    flag("--wait", help="wait while another ingest writes to DIR (default: fail)")
+    flag("--wait", help="wait while another ingest writes to the folder of --out (default: fail)")
     add("--parent-pid", type=int, metavar="PID", help=argparse.SUPPRESS)
 
 

@@ -42,6 +42,6 @@ def add_prices(add: Callable[..., object]) -> None:
         type=prices,
         default=Prices(),
         metavar="GETS,GB",
-        help="prices by which costs are estimated: what the object store bills for a million GETs, "
-        "and for 10^9 bytes, in dollars (default: 0.40,0, the prices of S3 within its region)",
+        help="prices for estimates of cost: what the object store bills, in dollars, for a million "
+        "GETs and for 10^9 bytes (default: 0.40,0, the prices of S3 within its region)",
     )

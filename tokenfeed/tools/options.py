@@ -35,10 +35,13 @@ _NEEDED_TOKENS_PER_SECOND = 5e6
 million parameters. Larger models take far less."""
 _ORDERS = tuple(orders.LATEST)
 _LONG = padded_v1.LONG_DOCUMENTS
-_LONG_HELP = "what the order padded does with a document that is longer than a row (default: cut)"
+_LONG_HELP = (
+    'what the order "padded" does with a document that is longer than a row (default: cut it into '
+    "several rows)"
+)
 GROUP_TOKENS_HELP = (
-    "the order blocks shuffles within groups of this many tokens, for all sources together "
-    "(default: %(default)s)"
+    'size in tokens of the groups within which the order "blocks" shuffles; in a mixture, the '
+    "total over all sources (default: %(default)s)"
 )
 _Add: TypeAlias = "Callable[..., argparse.Action]"
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -91,16 +94,17 @@ def _add_describe(commands: _Commands) -> None:
         "--context-length",
         type=int,
         metavar="T",
-        help="also print how many rows of context length T an epoch has, in each order of windows",
+        help="also print how many rows of context length T an epoch has, in each order that cuts "
+        "the files into windows",
     )
     add(
         "--order",
         choices=[name for name in orders.LATEST if orders.latest(name).LONG_DOCUMENTS],
-        help="also print how many rows this order over documents has, for one dataset; the server "
-        "makes these rows if they are not made yet",
+        help="also print how many rows one dataset has in this order, which makes rows of "
+        "documents; the server makes these rows if they are not made yet",
     )
     add("--long", choices=_LONG, help=_LONG_HELP)
-    add("--dataset", default="", help="the only dataset to describe (default: all)")
+    add("--dataset", default="", help="name of the one dataset to describe (default: all)")
 
 
 def _add_show(commands: _Commands) -> None:
@@ -112,7 +116,7 @@ def _add_show(commands: _Commands) -> None:
         type=int,
         default=0,
         metavar="SAMPLE",
-        help="sample index of the first row, from 0 (default: %(default)s)",
+        help="number of the first row in the stream, from 0 (default: %(default)s)",
     )
     add(
         "--tokenizer",
@@ -127,9 +131,9 @@ def _add_plan(commands: _Commands) -> None:
         commands,
         "plan",
         run_plan,
-        "Compute from the sizes of datasets what a mixture will do. Print the samples, tokens and "
-        "epochs of each source in each stage, where stages begin, and where a source is exhausted. "
-        "This reads no rows.",
+        "Compute from the sizes of datasets what a mixture will do. Print the samples (rows), "
+        "tokens and epochs of each source (dataset) in each stage (part of the run with the same "
+        "weights), where stages begin, and where a source is exhausted. This reads no rows.",
         example="mixture.toml --tokens 1e12 --context-length 4096 ",
         usage="%(prog)s [PATH] TARGET --tokens N [--context-length T] [options]",
     )
@@ -137,44 +141,46 @@ def _add_plan(commands: _Commands) -> None:
         "words",
         nargs="*",
         metavar="PATH TARGET",
-        help="the TOML file of a mixture, which may be left out with "
-        f"--state; then the {_SERVER}; or file:PATH, for local files",
+        help="first the TOML file of a mixture, which you can omit with "
+        f"--state; then the {_SERVER}, or file:PATH for local files",
     )
     add(
         "--tokens",
         required=True,
         metavar="N",
-        help="number of tokens of the whole run, such as 1e12 or 2_000_000_000, rounded up to a "
-        "whole sample",
+        help="number of tokens of the whole run, such as 1e12 or 2_000_000_000; it is rounded up "
+        "to whole rows",
     )
     number = partial(add, type=int)
     number(
         "--context-length",
         metavar="T",
-        help="context length: tokens of x in a row (default: the one of --state)",
+        help="context length: number of tokens of x in a row (default: that of --state)",
     )
     add(
         "--change-context-length",
         action="append",
         metavar="WHEN=T",
-        help="change the context length to T from a sample or a number of tokens on, such as "
-        '"2e11 tokens=32768"; may be given several times, in ascending order',
+        help="change the context length to T at a sample (row number) or after a number of tokens, "
+        'such as "2e11 tokens=32768"; may be given several times, in ascending order',
     )
     add(
         "--order",
         choices=_ORDERS,
-        help="order of the sources for which the file names none (default: shuffled)",
+        help="order of the datasets for which the file of the mixture names no order (default: "
+        "shuffled)",
     )
     number(
         "--seed",
-        help="seed of the mixture, if the file has none (default: the one of --state, or 0)",
+        help="seed of the mixture, if the file has none (default: that of --state, or 0)",
     )
     number("--group-tokens", default=GROUP_TOKENS, metavar="N", help=GROUP_TOKENS_HELP)
     number(
         "--global-batch-size",
         metavar="N",
-        help="rows that all ranks together read in a step; with it, the delay of a stage is shown "
-        "in steps too, and smaller blocks are proposed if a stage is more than 50 steps late",
+        help="number of rows that all ranks together read in a step; with this option, plan shows "
+        "the delay of each stage in steps too, and proposes smaller blocks of the mixture if a "
+        "stage begins more than 50 steps late",
     )
     add_prices(add)
     _add_plan_files(add)
@@ -185,13 +191,14 @@ def _add_plan_files(add: _Add) -> None:
     add(
         "--state",
         metavar="PATH",
-        help="JSON file of a feed's state_dict(): show what the run has read, and plan what comes "
-        "next; if a mixture is given too, plan a feed of that mixture that loads this state",
+        help="JSON file of a feed's state_dict(): show what the run has read, and plan the rest "
+        "of the run; if you pass a mixture too, the plan is for a feed of that mixture that loads "
+        "this state",
     )
     add(
         "--allow-mixture",
         action="store_true",
-        help="let the mixture differ from the one in --state, as load_state_dict(state, "
+        help="accept a mixture that differs from the one in --state, as load_state_dict(state, "
         'allow=("mixture",)) does',
     )
     _add_json(add)
@@ -212,16 +219,20 @@ def _add_explain(commands: _Commands) -> None:
     number(
         "--step",
         metavar="N",
-        help="number of the training step, from 0 (default with --state: the last step)",
+        help="number of the training step, from 0 (default with --state: the last step of the run)",
     )
     number(
         "--sample",
         metavar="N",
-        help="number of a single row of the stream (its sample index), in place of a step",
+        help="print a single row, given by its number in the stream (its sample index), instead of "
+        "the rows of a step",
     )
-    number("--rank", metavar="R", help="print only the rows of this rank (default: of all ranks)")
+    number("--rank", metavar="R", help="print only the rows of this rank (default: all ranks)")
     number(
-        "--row", metavar="I", help="print only this row of each rank's batch (default: all rows)"
+        "--row",
+        metavar="I",
+        help="print only the row with this number, from 0, of each rank's batch (default: all "
+        "rows)",
     )
     add(
         "--tokenizer",
@@ -237,8 +248,8 @@ def _add_find(commands: _Commands) -> None:
         commands,
         "find",
         run_find,
-        "Print which samples, steps, ranks and rows hold a document, or a range of tokens, and "
-        "which of them a run has seen.",
+        "Print where a run reads a document, or a range of tokens: in which samples (rows of the "
+        "stream), steps, ranks and rows of a batch, and which of these the run has seen.",
         example="--dataset web --document 71234 --state CHECKPOINT ",
     )
     number = partial(add, type=int)
@@ -256,24 +267,29 @@ def _add_find(commands: _Commands) -> None:
         metavar="N",
         help="find tokens of the file with this number in the dataset, from 0",
     )
-    number("--token", metavar="N", help="the first token to find, counted within the file from 0")
+    number(
+        "--token",
+        metavar="N",
+        help="start of the range to look up: position of its first token in the file (the file's "
+        "first token is 0)",
+    )
     number(
         "--tokens",
         metavar="COUNT",
         default=1,
-        help="how many tokens to find (default: %(default)s)",
+        help="length of the range to look up, in tokens (default: %(default)s)",
     )
     _add_state(add)
     number(
         "--end-sample",
         metavar="N",
-        help="also search the rows that the run has still to read, up to this sample",
+        help="also search the rows that the run has not read yet, up to this sample (row number)",
     )
     number(
         "--epochs",
         metavar="K",
-        help="also search the rows that the run has still to read, up to the end of epoch K - 1 of "
-        "the dataset",
+        help="also search the rows that the run has not read yet, up to the end of epoch K - 1 of "
+        "the dataset (epochs count from 0)",
     )
     _add_run(add)
     _add_assumed_stream(add)
@@ -284,9 +300,9 @@ def _add_manifest(commands: _Commands) -> None:
         commands,
         "manifest",
         run_manifest,
-        "Write everything that a run has read, for each source and epoch, as ranges of tokens. "
-        "Where a run has read a large part of an epoch, the sample numbers are written instead, "
-        "unless --expand is given.",
+        "Write everything that a run has read, for each source (dataset) and epoch, as ranges of "
+        "tokens. If a run has read a large part of an epoch, write the numbers of the rows "
+        "instead, unless --expand is given.",
         example="--state CHECKPOINT --output manifest.jsonl ",
     )
     _add_state(add, is_required=True)
@@ -305,7 +321,7 @@ def _add_manifest(commands: _Commands) -> None:
     add(
         "--expand",
         action="store_true",
-        help="write token ranges for every epoch, also where a large part of it was read",
+        help="write token ranges for every epoch, also for one of which a large part was read",
     )
 
 
@@ -315,19 +331,19 @@ def _add_state(add: _Add, *, is_required: bool = False) -> None:
         metavar="PATH",
         required=is_required,
         help="checkpoint of the run: a file of torch.save, JSON or safetensors, or a folder of "
-        "torch.distributed.checkpoint; it is read without running code in it",
+        "torch.distributed.checkpoint; no code in it is run",
     )
     add(
         "--feed",
         metavar="WHERE",
-        help="which state to take if a checkpoint has several: the keys that lead to it, joined by "
-        "dots, such as train.feed",
+        help="which state of a feed to use if the checkpoint has several: the keys that lead to "
+        "it, joined by dots, such as train.feed",
     )
 
 
 def _add_run(add: _Add) -> None:
     number = partial(add, type=int)
-    number("--batch-size", metavar="B", help="rows that each rank reads in a step")
+    number("--batch-size", metavar="B", help="number of rows that each rank reads in a step")
     number("--world-size", metavar="W", help="number of ranks")
     number(
         "--rows-max",
@@ -340,13 +356,13 @@ def _add_run(add: _Add) -> None:
 def _add_assumed_stream(add: _Add) -> None:
     """Add what selects a stream where no state does, and how it is printed."""
     number = partial(add, type=int)
-    number("--context-length", metavar="T", help="without --state: tokens of x in a row")
+    number("--context-length", metavar="T", help="without --state: number of tokens of x in a row")
     number("--seed", help="without --state: seed of the order (default: 0)")
     number(
         "--group-tokens",
         metavar="N",
-        help=f"without --state: the order blocks shuffles within groups of this many tokens "
-        f"(default: {GROUP_TOKENS})",
+        help="without --state: size in tokens of the groups within which the order "
+        f'"blocks" shuffles (default: {GROUP_TOKENS})',
     )
     add("--dataset", default="", help="dataset name; optional if there is only one")
     add("--order", choices=_ORDERS, help="without --state: order of the rows (default: shuffled)")
@@ -364,9 +380,9 @@ def _add_doctor(commands: _Commands) -> None:
         "doctor",
         run_doctor,
         "Examine servers from this machine, layer by layer: name, connection, TLS, token, "
-        "contract, clock, corpora, speed. The report says what is wrong, what to change, and "
-        "whether the servers have the same corpora. The exit code is 0 if all is well, else the "
-        "code of the lowest layer with a problem.",
+        "contract (version of the protocol), clock, corpora, speed. The report says what is "
+        "wrong, what to change, and whether the servers have the same corpora. The exit code is 0 "
+        "if all is well, else the code of the lowest layer with a problem.",
         example="localhost:50052 ",
         usage="%(prog)s HOST:PORT [HOST:PORT ...] [options]",
     )
@@ -374,9 +390,9 @@ def _add_doctor(commands: _Commands) -> None:
         "targets",
         nargs="+",
         metavar="TARGET",
-        help=f"{_SERVER}; several addresses are replicas of the same corpora",
+        help=f"{_SERVER}; pass several addresses if they are replicas: servers of the same corpora",
     )
-    add("--dataset", default="", help="dataset whose speed is measured (default: the largest)")
+    add("--dataset", default="", help="dataset whose speed is measured (default: the largest one)")
     number = partial(add, type=float)
     number(
         "--seconds",
@@ -437,7 +453,7 @@ def _add_stream_arguments(add: _Add, *, batch_size: int, context_length: int) ->
         "--context-length",
         default=context_length,
         metavar="T",
-        help="context length: tokens of x in a row (default: %(default)s)",
+        help="context length: number of tokens of x in a row (default: %(default)s)",
     )
     number("--seed", default=0, help="seed of the order (default: %(default)s)")
     number("--group-tokens", default=GROUP_TOKENS, metavar="N", help=GROUP_TOKENS_HELP)

@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         required=True,
         metavar="T",
-        help="context length: tokens of x in a row; a row has T + 1 tokens",
+        help="context length: number of tokens of x in a row; a row has T + 1 tokens",
     )
     add(
         "--order",
@@ -90,8 +90,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--long",
         choices=padded_v1.LONG_DOCUMENTS,
         default="cut",
-        help="what happens to a document that is longer than a row: it is cut into several rows "
-        "or, with --order padded, dropped or truncated (default: %(default)s)",
+        help="what to do with a document that is longer than a row: cut it into several rows or, "
+        "with --order padded, drop or truncate it (default: %(default)s)",
     )
     add(
         "--workers",
@@ -104,7 +104,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--executor",
         choices=("local", "ray"),
         default="local",
-        help="make rows on this machine, or on its Ray cluster (default: %(default)s)",
+        help="make the rows on this machine, or on the Ray cluster to which it belongs (default: "
+        "%(default)s)",
     )
     return parser
 

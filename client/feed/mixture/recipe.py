@@ -184,17 +184,18 @@ class Definition:
 
 
 class Mixture:
-    """A mixture of several datasets, its sources, in given proportions, which may change at given
-    samples.
+    """A mixture of several datasets, its sources, in given proportions. The proportions can change
+    at given samples (rows).
 
         Mixture({"web": 0.7, "code": 0.2, "math": 0.1})
         Mixture.load("mixture.toml")
 
-    The samples (rows) of a mixture come in blocks. Each source has a weight: how many samples of
-    each block are of that source. Within a block, the sources alternate in an order that depends
-    only on the seed, the stage and the sample index. A stage is the part of a run in which the
-    weights stay the same. Each source goes on in its own order from block to block and from stage
-    to stage: no row of a source is lost or repeated.
+    The samples of a mixture come in blocks, which have a fixed number of samples. Each source has a
+    weight: the number of samples of each block that come from this source. Within a block, the
+    sources alternate in an order that depends only on the seed, the stage and the sample index. A
+    stage is the part of a run in which the weights stay the same. Each source continues its own
+    order from block to block and from stage to stage: within an epoch, no row of a source is lost
+    or repeated.
     """
 
     def __init__(
@@ -221,12 +222,12 @@ class Mixture:
         sources: gives some datasets an "order", "seed", "max_epochs" and "long" of their own.
         order, seed: are the order and seed of the other sources, and the seed of the mixture; None
         takes those of the feed.
-        block: maximum number of samples in a block, in [1, 2^20]: small blocks begin stages
-        early, but cannot have small shares.
+        block: is the maximum number of samples in a block, in [1, 2^20]. With small blocks a stage
+        begins soon after its first_sample, but small shares are not possible.
         redactions: has one mapping for each redaction, with its "dataset", its "list" (64
         hexadecimal digits, as `tokenfeed redact` prints them), and "first_sample" or
-        "first_tokens". From that sample on the tokens of the list are replaced, as by `redact` of a
-        feed.
+        "first_tokens". From that sample on the tokens of the list are replaced, as `redact` of a
+        feed does.
         Raises: InvalidRequest or NotFound (order), naming the value and its limit.
         """
         self.block = optional_integer("block", block)
@@ -382,7 +383,7 @@ class Mixture:
 
     @property
     def max_epochs(self) -> dict[str, int]:
-        """The epochs after which sources end, by the names of their datasets."""
+        """The maximum number of epochs of each source that has one, by the name of its dataset."""
         return {
             name: options.max_epochs
             for name, options in self.sources.items()

@@ -42,19 +42,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--document",
         type=int,
         metavar="N",
-        help="number of a document to redact, counted over all files from 0; may be given several "
+        help="number of a document to redact, counted over all files, from 0; may be given several "
         "times",
     )
     several(
         "--id",
         metavar="ID",
-        help="id of the document, or documents, to redact; may be given several times",
+        help="redact every document that has this id; may be given several times",
     )
     several(
         "--range",
         metavar="FILE:FIRST:END",
-        help="range of tokens to redact: from FIRST up to, but without, END, both counted within "
-        "the file; FILE is the number of the file, from 0, or its name; may be given several times",
+        help="range of tokens to redact: from position FIRST in the file up to, but without, "
+        "position END; FILE is the number of the file, from 0, or its name; may be given several "
+        "times",
     )
     add(
         "--list",
@@ -65,8 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--fill",
         type=int,
         metavar="TOKEN",
-        help=f"token id that takes the place of redacted tokens, one for the whole list (default: "
-        f"{FILL})",
+        help=f"token id that replaces redacted tokens, one for the whole list (default: {FILL})",
     )
     add(
         "--reason",
@@ -84,7 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--no-delimiter",
         action="store_true",
         help="with --erase, for file formats that do not record where documents begin: confirm "
-        "that no server of the dataset is given --document-end-token or --document-start-token",
+        "that no server of the dataset has the option --document-end-token or "
+        "--document-start-token",
     )
     several(
         "--wait",
