@@ -32,6 +32,8 @@ from tokenfeed.errors import InvalidRequest, InvalidSource, TokenfeedError
 _UNITS_AHEAD = 2
 """Per worker, in addition to the one that it works on."""
 _BYTES_AHEAD_MAX = 128 << 20
+_BYTES_OF_WORKER = 16 << 20
+"""Two of the largest units, so that no worker waits while the one before it is written."""
 _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """One core per worker."""
 _PR_SET_PDEATHSIG = 1
@@ -100,12 +102,11 @@ def local(
 
     threads = ThreadPoolExecutor(len(workers), "tokenfeed-unit")
     try:
-        ahead = (1 + _UNITS_AHEAD) * len(workers)
 
         def begin(unit: Unit) -> Future[Result]:
             return threads.submit(do, unit)
 
-        yield from _in_order(units, begin, Future.result, ahead, left)
+        yield from _in_order(units, begin, Future.result, len(workers), left)
     finally:
         # Otherwise a thread would wait for a busy worker.
         _kill(workers)
@@ -264,7 +265,6 @@ def ray(
         task = cluster.remote(max_retries=-1)(work)
         kept = cluster.put(recipe)
         at_once = workers or int(cluster.cluster_resources().get("CPU", 1))
-        ahead = (1 + _UNITS_AHEAD) * at_once
 
         def begin(unit: Unit) -> Any:
             return task.remote(unit, kept)
@@ -273,7 +273,7 @@ def ray(
             found: Result = cluster.get(handle)
             return found
 
-        yield from _in_order(units, begin, result, ahead, left)
+        yield from _in_order(units, begin, result, at_once, left)
     except cluster.exceptions.RayError as error:
         cure = "run the same command again"
         raise InvalidSource("--executor", f"{str(error).splitlines()[0]}; {cure}") from error
@@ -285,25 +285,28 @@ def _in_order(
     units: Iterable[Unit],
     begin: Callable[[Unit], Handle],
     result: Callable[[Handle], Result],
-    ahead: int,
+    workers: int,
     left: Left[Result, Unit] | None,
 ) -> Iterator[Result]:
-    """Yield results in order. At most `ahead` units are begun ahead of the awaited one, fewer if
-    they exceed _BYTES_AHEAD_MAX together; and as many of those that a result leaves.
+    """Yield results in order. A few units for each worker are begun ahead of the awaited one, fewer
+    if they exceed _BYTES_AHEAD_MAX and _BYTES_OF_WORKER together; and as many of those that a
+    result leaves.
     """
+    ahead = (1 + _UNITS_AHEAD) * workers
+    bytes_max = max(_BYTES_AHEAD_MAX, _BYTES_OF_WORKER * workers)
 
     def results(handle: Handle) -> Iterator[Result]:
         found = result(handle)
         yield found
         if left is not None:
-            yield from _in_order(left(found), begin, result, ahead, left)
+            yield from _in_order(left(found), begin, result, workers, left)
 
     begun: deque[tuple[int, Handle]] = deque()
     waiting_bytes = 0
     for unit in units:
         begun.append((unit.size_bytes, begin(unit)))
         waiting_bytes += unit.size_bytes
-        while begun and (len(begun) > ahead or waiting_bytes > _BYTES_AHEAD_MAX):
+        while begun and (len(begun) > ahead or waiting_bytes > bytes_max):
             size_bytes, handle = begun.popleft()
             waiting_bytes -= size_bytes
             yield from results(handle)

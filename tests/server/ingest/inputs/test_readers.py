@@ -299,9 +299,9 @@ def test_a_damaged_row_group_costs_its_own_rows(tmp_path: Path) -> None:
     assert where == "row group 1: 100 rows from row 100 on"
 
 
-@pytest.mark.parametrize("ahead", [0, 4])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_rows_that_workers_read_are_those_that_one_process_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     """From any place on where a run may resume. Some row groups are small, one is empty, one is
     damaged, one is too large for a worker, and a dictionary makes one so when it is read.
@@ -320,7 +320,7 @@ def test_rows_that_workers_read_are_those_that_one_process_reads(
     ((source,), _) = find_sources([str(path)])
     expected = list(parquet.units(source, 0, 0, RECIPE, lambda *_: None))
     lost = problems(expected)
-    found = list(parts(path, SourceOffset(0, 0), ahead))
+    found = list(parts(path, SourceOffset(0, 0), workers))
 
     assert len(expected) > 20
     assert [what.partition(":")[0] for what, _ in lost] == [
@@ -336,7 +336,7 @@ def test_rows_that_workers_read_are_those_that_one_process_reads(
     assert done[-1] == path.stat().st_size
     (within,) = [number for number, (_, part) in enumerate(found) if part.read is not None]
     for number in (0, 2, 3, within - 1, within, within + 1, len(found) - 2):
-        rest = parts(path, found[number][0].end, ahead)
+        rest = parts(path, found[number][0].end, workers)
         assert tokens_of(part for _, part in rest) == tokens_of(
             part for _, part in found[number + 1 :]
         )
@@ -363,10 +363,10 @@ def write_groups(path: Path, groups: list[list[str]] | list[list[Any]]) -> Path:
     return path
 
 
-def parts(path: Path, place: SourceOffset, ahead: int) -> Iterator[tuple[Unit, EncodedUnit]]:
+def parts(path: Path, place: SourceOffset, workers: int) -> Iterator[tuple[Unit, EncodedUnit]]:
     """Units and their tokens, as a run gets them from workers, of which this process is one.
 
-    ahead: how many units are begun before a result is needed.
+    workers: for which units are begun before a result is needed.
     """
     ((source,), _) = find_sources([str(path)], for_workers=True)
     job = Job((source,), RECIPE)
@@ -375,7 +375,7 @@ def parts(path: Path, place: SourceOffset, ahead: int) -> Iterator[tuple[Unit, E
         def done(unit: Unit) -> EncodedUnit:
             return read_and_encode(unit, recipe)
 
-        yield from executors._in_order(units, lambda unit: unit, done, ahead, left)
+        yield from executors._in_order(units, lambda unit: unit, done, workers, left)
 
     with closing(Hashes(job.sources, {})) as hashes:
         progress = Progress(source.size_bytes, "bytes")

@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.server.ingest.corpus import END, documents, tree, write_jsonl, write_
 from tests.server.ingest.running import ingest, ingested
 from tests.support.ray_cluster import Cluster, ray_cluster, status
 from tests.support.waiting import eventually
+from tokenfeed.server.runtime.threads import executors
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +46,20 @@ def hands_over(worker: int, shard: Path) -> bool:
         os.kill(int(parent), signal.SIGSTOP)
         return False
     return shard.exists() and status(process)[0] == "S"
+
+
+@pytest.mark.parametrize("workers", [1, 16, 64])
+def test_each_worker_has_the_largest_of_units_before_one_is_awaited(workers: int) -> None:
+    """Whatever the memory that they take together: else most of 64 processors would have none."""
+    begun: list[int] = []
+    units = (SimpleNamespace(size_bytes=8 << 20, number=number) for number in range(1000))
+
+    def begin(unit: SimpleNamespace) -> int:
+        begun.append(unit.number)
+        return unit.number
+
+    assert next(executors._in_order(units, begin, lambda number: number, workers, None)) == 0
+    assert workers < len(begun) <= max(17, 2 * workers + 1)
 
 
 @pytest.mark.parametrize(
