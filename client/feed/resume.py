@@ -417,7 +417,8 @@ def _continued(
     length = None
     if may_differ and saved.stages[saved.place_of(begin)].context_length != mine.context_length:
         length = mine.context_length
-        _require_begun(saved, past, own[-1], sources, length)
+        begun = [stage for stage in own if stage.asked <= begin]
+        _require_begun(saved, past, [begun[-1], *own[len(begun) :]], sources, length)
     pairs = zip(saved.sources, sources, strict=False)
     renewed = {
         now.number for before, now in pairs if replace(now, dataset=before.dataset) != before
@@ -465,13 +466,19 @@ def _numbers_now(saved: Stream, sources: Sequence[Source]) -> dict[int, int]:
 
 
 def _require_begun(
-    saved: Stream, past: Collection[int], stage: Stage, sources: Sequence[Source], length: int
+    saved: Stream,
+    past: Collection[int],
+    stages: Sequence[Stage],
+    sources: Sequence[Source],
+    length: int,
 ) -> None:
     """Raise StreamMismatch if a mixture goes on with a source that was read at another length: its
     rows have other places there.
+
+    stages: of the mixture, that in force where it goes on and those ahead.
     """
     for number in past:
-        if stage.weights.get(number):
+        if any(stage.weights.get(number) for stage in stages):
             name = sources[number].dataset
             raise StreamMismatch(
                 "context_length",

@@ -91,10 +91,10 @@ def continued(
         own = [first, *(stage for stage in own if stage.asked > first.first_sample)]
     for begun, later in (*_joined(own, saved), (own[:1], own[1:])):
         found, dropped = _with_changes(begun, later, stages, saved)
-        if _has_past(found, past, end):
+        if context_length is None and _has_past(found, past, end):
             return (*past, *found[len(past) :]), _dropped(dropped, saved)
     in_force = past[-1]
-    if len(own) == 1 and in_force.weights == own[0].weights:
+    if context_length is None and len(own) == 1 and in_force.weights == own[0].weights:
         # Marked, so that later states are known too.
         join_here = replace(in_force, origin=in_force.origin | RESUMED)
         found, dropped = _with_changes([*past[:-1], join_here], [], ahead, saved)
@@ -262,7 +262,7 @@ def _dropped(changes: Dropped, saved: SavedMixture) -> tuple[str, ...]:
                 f"the state changes it to {change.context_length} at sample {change.first_sample}, "
                 f"which this mixture does not allow: {error}. Pass a mixture that does; or load "
                 "the state with the mixture that it was saved with, and take the change back by "
-                f"change_context_length({before.context_length}, at_sample={change.asked})",
+                f"change_context_length({before.context_length}, at_sample={change.first_sample})",
             )
     return tuple(_said(change, saved) for change, _ in changes)
 

@@ -98,7 +98,8 @@ def _opened_units(
 
 def read(unit: Unit, content: UnreadRows, recipe: Recipe) -> Iterator[Unit]:
     """Yield the rows of a unit that is not read yet, in units with their text. Ends once they have
-    _UNREAD_BYTES_MAX, as a dictionary expands few bytes into much text.  Raises: InvalidSource.
+    _UNREAD_BYTES_MAX, as a dictionary expands few bytes into much text, or _UNIT_ROWS_MAX rows, of
+    which each may be a problem.  Raises: InvalidSource.
     """
     group, first_row = unit.place.offset >> _ROWS_BITS, unit.place.offset & ((1 << _ROWS_BITS) - 1)
     source, size_bytes = content.source, 0
@@ -109,7 +110,8 @@ def read(unit: Unit, content: UnreadRows, recipe: Recipe) -> Iterator[Unit]:
             _require_same(source, opened)
             yield found
             size_bytes += found.size_bytes
-            if size_bytes >= _UNREAD_BYTES_MAX:
+            rows = found.end.offset - unit.place.offset
+            if size_bytes >= _UNREAD_BYTES_MAX or rows >= _UNIT_ROWS_MAX:
                 return
     except OSError as error:
         raise InvalidSource(source.path, f"cannot be read: {error.strerror}") from error

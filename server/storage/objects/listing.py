@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, cast
 
@@ -78,12 +78,13 @@ class Listing:
         """Know nothing, as in a fork."""
         self.__init__()  # type: ignore[misc]
 
-    def expire(self, url: Url) -> None:
-        """Ask again for what lies in a folder when it is looked at next."""
+    def expire(self, urls: Collection[Url]) -> None:
+        """Ask again for what lies in folders when they are looked at next."""
         with self._lock:
-            self._folders.pop(url, None)
-            for each in [each for each in self._objects if each[:2] == url[:2]]:
-                if os.path.dirname(each.key) == url.key:
+            for url in urls:
+                self._folders.pop(url, None)
+            for each in list(self._objects):
+                if each._replace(key=os.path.dirname(each.key)) in urls:
                     del self._objects[each]
 
     def folder(self, url: Url) -> Folder | None:

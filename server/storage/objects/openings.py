@@ -77,8 +77,11 @@ class _Folder:
                 return found
         return {}
 
-    def write(self) -> None:
-        """Write its file: first what was used, then what else is there, as far as there is room."""
+    def write(self) -> bool:
+        """Write its file: first what was used, then what else is there, as far as there is room.
+
+        Returns: whether there is a folder for it.
+        """
         left = _BYTES_MAX
         written = {}
         for name, each in (self.used | {**self.in_file(), **self.used}).items():
@@ -89,9 +92,9 @@ class _Folder:
         for folder in own_folders():
             with suppress(OSError):
                 put_file(os.path.join(folder, self._file_name), content, 0o600)
-                remove_unused()
-                return
+                return True
         _LOG.info("beginnings of objects not kept: no folder for them can be written")
+        return False
 
     def _body(self, openings: dict[str, Opening]) -> bytes:
         facts = [
@@ -152,10 +155,11 @@ class Openings:
                 if not self._count:
                     folders, self._folders = list(self._folders.values()), {}
                     self._left_bytes = _BYTES_MAX
-            for folder in folders:
-                LISTING.expire(folder.url)  # what is opened next may be what is there then
-                if folder.is_new:
-                    folder.write()
+            # What is opened next may be what is there then.
+            LISTING.expire({folder.url for folder in folders})
+            written = [folder.write() for folder in folders if folder.is_new]
+            if any(written):
+                remove_unused()
 
     def find(self, bucket: Bucket, url: Url) -> Opening | None:
         """Return what was read of an object, if the store still names that content.
@@ -182,6 +186,8 @@ class Openings:
         """Keep an object that was opened, unless its content could be another one later."""
         with self._lock:
             if not (self._count and opening.pin.e_tag):
+                return
+            if not (url.can_list or opening.pin.is_settled):
                 return
             folder, name = self._folder_of(bucket, url)
             if self._has_room(opening.size_bytes):

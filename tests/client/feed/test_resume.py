@@ -537,6 +537,28 @@ def test_a_loop_back_is_attributed_to_the_stage_that_it_was_read_in() -> None:
     assert told[-4].own_sample == 6
 
 
+@pytest.mark.parametrize("order", ["shuffled", "random", "sequential"])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [{"weights": {"web": 3, "code": 1}}],
+        [{"weights": {"web": 3, "code": 1}}, {"first_sample": 400, "weights": {"code": 1}}],
+        [{"weights": {"web": 1}}, {"first_sample": 400, "weights": {"code": 1}}],
+        [{"weights": {"code": 1}}, {"first_sample": 400, "weights": {"web": 1}}],
+    ],
+)
+def test_no_stage_of_a_mixture_goes_on_with_a_dataset_at_another_context_length(
+    order: str, stages: list[dict[str, Any]]
+) -> None:
+    """Its sample counts rows of the length before, so some rows would repeat and others be lost."""
+    feed = feed_of(CORPORA, 1, 8, dataset="web", order=order)
+    deliver(feed, 100)
+    mixture = feed_of(CORPORA, 1, 16, mixture=Mixture(stages=stages), order=order)
+
+    with pytest.raises(StreamMismatch, match="this mixture has 16, and goes on with 'web'"):
+        load(mixture, state_of(feed), allow=("mixture", "context_length"))
+
+
 # --- another context length ---
 
 

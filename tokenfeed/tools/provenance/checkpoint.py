@@ -29,6 +29,7 @@ _FILES_MAX = 1000
 _DEPTH_MAX = 100
 _CONTAINERS_MAX = 1_000_000
 _STATES_MAX = 1000
+_PICKLE = b"\x80"
 _JSON_BYTES_MAX = 128 << 20
 """A state has below 1 MB; the largest other JSON beside models are logs of training."""
 _HEADER_BYTES_MAX = 100_000_000
@@ -185,9 +186,11 @@ def _read_json(path: Path) -> list[Entry]:
     try:
         return [Entry((), json.loads(content))]
     except UnicodeDecodeError:
-        raise problem_of(
-            path, "is neither JSON nor a file of torch.save or safetensors, or it is truncated"
-        ) from None
+        problem = "is neither JSON nor a file of torch.save or safetensors, or it is truncated"
+        if content[:1] == _PICKLE:
+            problem = "is a pickle, as torch.save wrote before torch 1.6: load it with torch, and "
+            problem += "save it again"
+        raise problem_of(path, problem) from None
     except RecursionError:
         raise problem_of(path, "is nested too deeply for JSON") from None
     except ValueError as error:
