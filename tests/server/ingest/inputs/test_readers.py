@@ -354,6 +354,20 @@ def test_a_worker_finds_that_a_file_has_changed(tmp_path: Path) -> None:
         read_and_encode(second, RECIPE)
 
 
+def test_a_worker_reads_a_group_of_rows_without_text_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kilobyte has millions of them, and each is a problem."""
+    monkeypatch.setattr(parquet, "_UNIT_ROWS_MAX", 100)
+    path = write_groups(tmp_path / "x.parquet", [[None] * 350, documents(10)])
+
+    found = list(parts(path, SourceOffset(0, 0), 2))
+
+    assert [len(part.problems) for _, part in found] == [100, 100, 100, 50, 0]
+    assert len({problem.where for _, part in found for problem in part.problems}) == 350
+    assert tokens_of(part for _, part in found) == "".join(text + "\0" for text in documents(10))
+
+
 def write_groups(path: Path, groups: list[list[str]] | list[list[Any]]) -> Path:
     """Write parquet, of these row groups, as bytes that need not be UTF-8."""
     kind = pyarrow.binary()

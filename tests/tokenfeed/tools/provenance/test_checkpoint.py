@@ -347,6 +347,7 @@ def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "text").write_text("hello")
     (tmp_path / "bytes").write_bytes(b"\x93NUMPY\x01" * 9)
+    torch.save({"step": 3}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     (tmp_path / "other.json").write_text('{"step": 3}')
     (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
     (tmp_path / "folder").mkdir()
@@ -356,6 +357,8 @@ def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path: Path) -> None:
     problems = {
         "empty": "is empty",
         "text": "is not JSON: Expecting value: line 1 column 1 (char 0)",
+        "old.pt": "is a pickle, as torch.save wrote before torch 1.6: load it with torch, and save "
+        "it again",
         "bytes": "is neither JSON nor a file of torch.save or safetensors, or it is truncated",
         "other.json": "has no state of a feed: no dict with version, sample, stream, "
         "history, planes",
