@@ -37,10 +37,10 @@ class FeedData(LightningDataModule):  # type: ignore[misc]
 
     An epoch of Lightning has all full batches of an epoch of the feed, and begins where the
     previous epoch ended. If the feed has an end (through num_batches, or max_epochs of a mixture),
-    the whole feed is one epoch, and the training ends with it. For a feed without epochs, max_steps
-    or limit_train_batches sets the length of an epoch. Each validation reads a whole epoch of its
-    feed, with the same number of batches on every rank. The last batch is filled up with rows that
-    have y = -100 throughout, so log the loss with `log_loss`.
+    the whole feed is one epoch, and the training ends with it. If the feed has no epochs,
+    max_steps or limit_train_batches sets the length of an epoch of Lightning. Each validation reads
+    a whole epoch of its feed, with the same number of batches on every rank. The last batch is
+    filled up with rows that have y = -100 throughout, so log the loss with `log_loss`.
     """
 
     def __init__(

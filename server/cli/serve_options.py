@@ -133,8 +133,8 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help="folder for text that the server tokenizes (default: the folder tokenfeed in "
-        "$XDG_CACHE_HOME, or in ~/.cache), and "
+        help="folder where the server keeps what it makes: tokens of text that it serves (default: "
+        "the folder tokenfeed in $XDG_CACHE_HOME, or in ~/.cache), and "
         f"{OPTIONS[CACHE_DIR].what.removeprefix('folder ')} (default: beside the token files)",
     )
 

@@ -172,7 +172,8 @@ def _add_plan(commands: _Commands) -> None:
     )
     number(
         "--seed",
-        help="seed of the mixture, if the file has none (default: that of --state, or 0)",
+        help="seed of the mixture, for a mixture file that sets no seed (default: the seed in "
+        "--state, or 0)",
     )
     number("--group-tokens", default=GROUP_TOKENS, metavar="N", help=GROUP_TOKENS_HELP)
     number(
