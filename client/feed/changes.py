@@ -64,7 +64,7 @@ def _with_cure(
 ) -> InvalidRequest:
     """Return the error with the first sample that no source refuses.
 
-    stages: of the stream.  changed: asks for the change at a sample.
+    stages: are those of the stream.  changed: asks for the change at a sample.
     """
     sample, found = error.sample, f"none of the next {_CURES_MAX} samples that may be right is"
     for _ in range(_CURES_MAX):

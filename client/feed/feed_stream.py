@@ -59,8 +59,8 @@ class FeedStream:
     it.  batch_sizes: rows of a batch of this rank at the context lengths for which the user said
     it, the first one first.  pending: declared context lengths that the stream may lack, until
     `declared`.  counted: batches, and their tokens of x, that this feed had delivered when its
-    batches got the present shape.  unread: rows of sources that are not in `rest`, by the context
-    length too, once they were asked for.
+    batches got the present shape.  unread: keeps the rows per epoch of sources that are not in
+    `rest`, by source and context length, once `rows_of` has opened their datasets to count them.
     """
 
     request: Request
@@ -244,8 +244,8 @@ class FeedStream:
         """Return the rows per epoch of a source; waits for its description, also at a length at
         which it was not asked for yet.
 
-        source: by the name of its dataset; one that is not in `rest` is described for this alone.
-        context_length: of the rows.
+        source: is found by the name of its dataset; if `rest` does not have it, its dataset is
+        opened for this alone.  context_length: is that of the rows.
         Raises: as `rows_of_unread`.
         """
         if any(each.dataset == source.dataset for each in self.rest.sources):
@@ -426,10 +426,11 @@ class FeedStream:
 def rows_of_unread(
     source: Source, context_length: int, open_datasets: Callable[[Stream], Datasets]
 ) -> int:
-    """Return the rows per epoch of a source that is not read now. Its dataset is opened for this
-    alone.
+    """Return the rows per epoch of a source that is not read now. This opens its dataset, counts
+    them, and closes the dataset.
 
-    context_length: of the rows.  open_datasets: returns the datasets of a stream.
+    source: names the dataset and the order.  context_length: is that of the rows.  open_datasets:
+    returns the datasets of a stream, not opened yet.
     Raises: InvalidRequest if the dataset is not there any more; StreamMismatch if it is another one
     than when it was read; TokenfeedError.
     """
