@@ -16,15 +16,13 @@ def read_and_encode(unit: Unit, recipe: Recipe) -> EncodedUnit:
 
     Raises: InvalidSource if it cannot be read, or a text chunk cannot be encoded.
     """
-    content = unit.content
-    if not isinstance(content, UnreadRows):
+    if not isinstance(unit.content, UnreadRows):
         return encode_unit(unit, recipe)
     # This imports pyarrow, which other machines need not have: their rows are read already.
     from .inputs.parquet import read
 
-    last = unit = replace(unit, content=None)
-    parts = [encode_unit(unit, recipe)]
-    for last in read(unit, content, recipe):
+    last, parts = unit, [encode_unit(replace(unit, content=None), recipe)]
+    for last in read(unit, recipe):
         parts.append(encode_unit(last, recipe))
     if last.end == unit.end:
         return concat(parts)

@@ -75,7 +75,7 @@ def units(
 def _opened_units(
     source: TextSource, index: int, offset: int, columns: tuple[Column, ...], opened: BinaryIO
 ) -> Iterator[Unit]:
-    first_group, first_row = offset >> _ROWS_BITS, offset & ((1 << _ROWS_BITS) - 1)
+    first_group, first_row = _group_and_row(offset)
     try:
         file = _parquet_file(opened)
     except (OSError, pyarrow.ArrowException) as error:
@@ -96,17 +96,20 @@ def _opened_units(
             first_row = 0
 
 
-def read(unit: Unit, content: UnreadRows, recipe: Recipe) -> Iterator[Unit]:
+def read(unit: Unit, recipe: Recipe) -> Iterator[Unit]:
     """Yield the rows of a unit that is not read yet, in units with their text. Ends once they have
     _UNREAD_BYTES_MAX, as a dictionary expands few bytes into much text, or _UNIT_ROWS_MAX rows, of
     which each may be a problem.  Raises: InvalidSource.
     """
-    group, first_row = unit.place.offset >> _ROWS_BITS, unit.place.offset & ((1 << _ROWS_BITS) - 1)
-    source, size_bytes = content.source, 0
-    index, columns, before = unit.place.source, recipe.read_columns, content.rows_before
+    content, size_bytes = unit.content, 0
+    assert isinstance(content, UnreadRows)
+    source, (group, first_row) = content.source, _group_and_row(unit.place.offset)
+    index, columns = unit.place.source, recipe.read_columns
     try:
         opened, file = _shared_file(source)
-        for found in _group_units(source, index, file, columns, group, first_row, before):
+        for found in _group_units(
+            source, index, file, columns, group, first_row, content.rows_before
+        ):
             _require_same(source, opened)
             yield found
             size_bytes += found.size_bytes
@@ -115,6 +118,10 @@ def read(unit: Unit, content: UnreadRows, recipe: Recipe) -> Iterator[Unit]:
                 return
     except OSError as error:
         raise InvalidSource(source.path, f"cannot be read: {error.strerror}") from error
+
+
+def _group_and_row(offset: int) -> tuple[int, int]:
+    return divmod(offset, 1 << _ROWS_BITS)
 
 
 _shared: dict[TextSource, tuple[BinaryIO, pyarrow.parquet.ParquetFile]] = {}
