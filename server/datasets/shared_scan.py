@@ -15,7 +15,12 @@ import time
 from collections.abc import Callable
 
 from ..runtime.exceptions import log_safe_name
-from ..runtime.once_a_machine import SCAN_SUFFIX, locked, remove_unused
+from ..runtime.once_a_machine import (
+    SCAN_SUFFIX,
+    SETTLED_SECONDS,
+    locked,
+    remove_unused,
+)
 from ..runtime.small_files import sealed, unsealed
 from ..storage.door import absolute
 from ..storage.store import TokenStore
@@ -27,9 +32,6 @@ _VERSION = 1
 _BYTES_MIN = 64 << 20
 """A smaller corpus of this machine is read sooner than its file would be found."""
 _BYTES_MAX = 1 << 12
-_SETTLED_SECONDS = 2.0
-"""A file that was written to less than this before its scan may be written to again without another
-time: clocks of file systems are coarse. Its scan is not kept."""
 
 
 def scan_once(
@@ -57,7 +59,7 @@ def scan_once(
     of_store = (store.stored.name, store.shape.row_tokens)
     name = _sha256((_VERSION, machine, *of_store, str(checked), files)) + SCAN_SUFFIX
     known = _sha256(list(map(str, facts)))
-    settled_ns = time.time_ns() - int(_SETTLED_SECONDS * 1e9)
+    settled_ns = time.time_ns() - int(SETTLED_SECONDS * 1e9)
     with locked("scan", name, stopped) as lock:
         if lock is None:
             return scan(stopped)

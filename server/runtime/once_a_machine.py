@@ -28,6 +28,10 @@ _WAIT_SECONDS = 60.0
 _TOUCH_SECONDS = 1.0
 _POLL_SECONDS, _POLL_SECONDS_MAX = 0.02, 0.5
 """Between two tries to lock; the pause doubles."""
+SETTLED_SECONDS = 2.0
+"""A file that was written to less than this before it was read may be written to again without
+another time: clocks of file systems and web servers are coarse. What was found in it is not kept.
+"""
 _KEPT_SECONDS = 30 * 86_400.0
 """Files that were not used for a month are removed."""
 

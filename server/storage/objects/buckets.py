@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidCorpus
 
+from ...runtime.once_a_machine import SETTLED_SECONDS
 from . import credentials
 from .counts import INDEX, REQUESTS
 from .urls import Url
@@ -38,7 +39,6 @@ _RENEW_SECONDS = 30.0
 _DENIED = ("403 Forbidden", "401 Unauth", "ExpiredToken", "TokenRefreshRequired", "InvalidToken")
 """In errors without a type of their own: those of lists, and of S3 with status 400 for credentials
 that are not valid any more."""
-_SETTLED_SECONDS = 2.0
 _NO_TIME = datetime.fromtimestamp(0, timezone.utc)
 """What obstore says of an object whose store does not say when it was written."""
 _NOT_AS_ASKED = ("NotPartial", "UnexpectedRange", "NoContentRange", "ParseContentRange")
@@ -106,7 +106,7 @@ class Pin(NamedTuple):
         """Whether other content would have another time: a web server's ETag may be made of size
         and time alone, in seconds.
         """
-        return self.modified.timestamp() < time.time() - _SETTLED_SECONDS
+        return self.modified.timestamp() < time.time() - SETTLED_SECONDS
 
     def is_listed_as(self, listed: Pin) -> bool:
         """Whether a list means this content. Its times may be finer, and Azure's ETags have no

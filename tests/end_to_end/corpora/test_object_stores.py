@@ -91,7 +91,7 @@ def test_a_corpus_in_a_store_has_the_rows_of_the_one_on_disk(
 
 def require_opened_without_get(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open files of a store twice; the second time only names are asked for."""
-    monkeypatch.setattr(shared_scan, "_SETTLED_SECONDS", -2.0)  # whenever they were uploaded
+    monkeypatch.setattr(shared_scan, "SETTLED_SECONDS", -2.0)  # whenever they were uploaded
     counts = []
     for _ in range(3):
         before = REQUESTS.by_reason

@@ -39,7 +39,7 @@ Scans = Callable[..., int]
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the scans; files of any size and age are shared."""
     monkeypatch.setattr(shared_scan, "_BYTES_MIN", 0)
-    monkeypatch.setattr(shared_scan, "_SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(shared_scan, "SETTLED_SECONDS", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
     (tmp_path / "temp").mkdir()
@@ -174,7 +174,7 @@ def test_a_file_that_was_just_written_is_not_shared(
     cache: Path, path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be written to again at what its file system takes for the same moment."""
-    monkeypatch.setattr(shared_scan, "_SETTLED_SECONDS", 60.0)
+    monkeypatch.setattr(shared_scan, "SETTLED_SECONDS", 60.0)
 
     assert [scans(path), scans(path)] == [1, 1]
     assert the_scan(cache).read_bytes() == b""
@@ -529,7 +529,7 @@ def test_eight_ranks_of_a_node_hash_a_corpus_of_2_gib_once(tmp_path: Path) -> No
     an_hour_ago = time.time() - 3600
     os.utime(path, (an_hour_ago, an_hour_ago))
     # Its time of change is now, and cannot be set: it has to settle.
-    time.sleep(shared_scan._SETTLED_SECONDS + 0.1)
+    time.sleep(shared_scan.SETTLED_SECONDS + 0.1)
 
     done = subprocess.run(
         [sys.executable, "-c", RANKS, str(path)],
