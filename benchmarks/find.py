@@ -2,16 +2,20 @@
 
 The files are sparse, so they need no room; each has an index of 1,000 documents. Times are those of
 calls over gRPC on this machine, with other documents and rows each time. First what a user waits
-for: all pages of a Find over a run of some epochs, whose goal is 50 ms. Then single pages.
+for: all pages of a Find over a run of some epochs, whose goal is 50 ms. Then single pages. Then the
+rate of a stream beside four loops of Locate, of which it keeps 80 % of its rate alone: the goal.
 Run: python -m benchmarks.find [--files 10000] [--file-tokens 100000000] [--rounds 30]
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import grpc
@@ -19,7 +23,15 @@ import numpy as np
 from google.protobuf.message import Message
 
 from benchmarks.report import heading, print_load, print_table
-from benchmarks.serving import CHANNEL_OPTIONS, folder_on_disk, served
+from benchmarks.serving import (
+    CHANNEL_OPTIONS,
+    folder_on_disk,
+    million_tokens_per_second,
+    read_in,
+    served,
+    write_corpus,
+)
+from benchmarks.serving import stream as stream_request
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
 
@@ -29,6 +41,13 @@ SAMPLES = 1 << 40
 """Examined by single pages: of about two thousand epochs."""
 GOAL_MS = 50
 EPOCHS = (1, 2, 3)
+LOOPS = 4
+KEPT_GOAL = 0.8
+STREAM_BATCHES = ((8, 512), (32, T))
+"""Batch sizes and context lengths of the stream beside the loops."""
+WARM = "warm"
+"""The dataset of that stream, which is in the page cache: the loops ask about the sparse files."""
+_WARM_BYTES = 1 << 28
 _CALL_SECONDS = 60
 
 
@@ -38,21 +57,27 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--file-tokens", type=int, default=10**8)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--stream-rounds", type=int, default=7, help="of a stream and four loops")
     arguments = parser.parse_args()
     with folder_on_disk() as folder:
-        write_sparse(folder, arguments.files, arguments.file_tokens)
+        write_sparse(folder / "sparse", arguments.files, arguments.file_tokens)
+        warm = write_corpus(folder / "warm.bin", _WARM_BYTES)
         began = time.monotonic()
-        with served("--data", f"train={folder}", "--warm-up-bytes", "0") as server:
+        data = "--data", f"train={folder / 'sparse'}", "--data", f"{WARM}={warm}"
+        with served(*data, "--warm-up-bytes", "0") as server:
             print(f"opened after {time.monotonic() - began:.1f} s")
             print_load("before")
             with grpc.insecure_channel(server.address, options=CHANNEL_OPTIONS) as channel:
                 sizes = arguments.files, arguments.file_tokens
                 search_runs(channel, *sizes, arguments.rounds)
                 ask_all(channel, *sizes, arguments.rounds)
+            read_in([warm])
+            rate_beside_loops(server.address, arguments.stream_rounds)
 
 
 def write_sparse(folder: Path, files: int, tokens: int) -> None:
     """Write files of zeros, and their indices; the same index for all of them."""
+    folder.mkdir()
     ends = np.linspace(0, tokens, DOCUMENTS + 1).astype("<u8")[1:].tobytes()
     for number in range(files):
         path = folder / f"{number:05}.ds"
@@ -144,9 +169,60 @@ def ask_all(channel: grpc.Channel, files: int, tokens: int, rounds: int) -> None
         print(f"{name}: {text}")
 
 
+def rate_beside_loops(address: str, rounds: int) -> None:
+    """Print the rate of a stream alone, beside loops of Locate, and alone again, and the ratios."""
+    for batch_size, context_length in STREAM_BATCHES:
+        request = stream_request(WARM, batch_size=batch_size, context_length=context_length)
+        rates: dict[str, list[float]] = {"alone": [], f"{LOOPS} loops": [], "alone again": []}
+        for _ in range(rounds):
+            for name, found in rates.items():
+                with loops(address, LOOPS if name.endswith("loops") else 0):
+                    rate = million_tokens_per_second(address, request, 2, settle_seconds=1)
+                    found.append(rate)
+        print_table(f"a stream of {batch_size} x {context_length}", "Mtok/s", rates)
+        alone, beside, again = rates.values()
+        kept = statistics.median(b / a for a, b in zip(alone, beside, strict=True))
+        control = statistics.median(b / a for a, b in zip(alone, again, strict=True))
+        verdict = "met" if kept >= KEPT_GOAL else "missed"
+        print(f"kept: {kept:.2f} (control {control:.2f}); goal {KEPT_GOAL}: {verdict}")
+
+
+@contextmanager
+def loops(address: str, count: int) -> Iterator[None]:
+    """Run processes that ask where the rows of random batches lie, for the time of a with block."""
+    context = multiprocessing.get_context("spawn")
+    ended = context.Event()
+    begun = context.Barrier(count + 1)
+    processes = [
+        context.Process(target=locate_until, args=(address, number, begun, ended))
+        for number in range(count)
+    ]
+    for one in processes:
+        one.start()
+    try:
+        begun.wait(_CALL_SECONDS)
+        yield
+    finally:
+        ended.set()
+        for one in processes:
+            one.join()
+        if any(one.exitcode for one in processes):
+            raise RuntimeError("a loop of Locate has failed")
+
+
+def locate_until(address: str, seed: int, begun: Barrier, ended: Event) -> None:
+    """Ask where 4,096 rows lie, again and again, once all loops have started."""
+    random = np.random.default_rng(seed)
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        begun.wait(_CALL_SECONDS)
+        while not ended.is_set():
+            rows = batch("shuffled-1", int(random.integers(2**60)), batch_size=4096)
+            ask(channel, "Locate", pb.LocateRequest(rows=rows))
+
+
 def stream(order: str) -> feed_pb.Stream:
-    """The stream over the only dataset."""
-    source = feed_pb.Source(order=order, seed=1337)
+    """The stream over the sparse files."""
+    source = feed_pb.Source(dataset="train", order=order, seed=1337)
     return feed_pb.Stream(sources=[source], stage=feed_pb.Stage(context_length=T))
 
 

@@ -34,14 +34,11 @@ _LIMITS = StreamLimits(
     by_option=False,
     request_timeout_seconds=3.0,
 )
-PAUSE = 4.0
+PAUSE = 6.0
 """How long streams have the interpreter to themselves after an answer, as a multiple of the time of
-the processor that it took: all callers together take 20 % of a core.
-
-Batches per second of a stream of 8 x 512 tokens, and its longest wait, with loops of Locate, on
-two cores that others used too: 22,000 to 31,000 and 0.03 to 0.14 s without; before, with
-answers of 49,000 ranges, 7,100 and 0.12 s beside one loop, 2,600 and 0.2 s beside two, 420 and
-0.36 s beside four; now 17,500 to 25,800 and 0.04 to 0.1 s, beside one, two or four. 2026-11.
+the processor that it took: all callers together take a seventh of a core. A stream then keeps about
+80 % of its rate beside four callers (`python -m benchmarks.find`). With no pause and answers of
+49,000 ranges, a stream of 8 x 512 tokens kept a quarter beside one, and 2 % beside four. 2026-11.
 """
 _LOG = logging.getLogger("tokenfeed.server")
 

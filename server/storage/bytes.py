@@ -65,7 +65,9 @@ class Extents(NamedTuple):
     @property
     def total_bytes(self) -> int:
         """Bytes of all of them."""
-        return int(self.sizes.sum())
+        if isinstance(self.size_bytes, int):
+            return self.size_bytes * self.file.size
+        return int(self.size_bytes.sum())
 
     @property
     def ends(self) -> Numbers:

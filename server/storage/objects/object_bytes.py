@@ -193,7 +193,8 @@ class ObjectBytes:
             _, gaps, gap_sizes = extents.gaps(target.size)
             for first, size in zip(gaps.tolist(), gap_sizes.tolist(), strict=True):
                 target[first : first + size] = 0
-        self._gather_missing(extents, copied, target, patient)
+        if copied is None or np.count_nonzero(copied) < copied.size:
+            self._gather_missing(extents, copied, target, patient)
         if copied is not None and self._held:  # some may have been fetched ahead
             with self._lock:
                 for place in self._places(extents.of(np.flatnonzero(copied))):
