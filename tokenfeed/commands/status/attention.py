@@ -115,7 +115,7 @@ def _of_datasets(status: pb.GetStatusResponse) -> Iterator[Point]:
         name = words.printable(dataset.name)
         if dataset.lost:
             problem = words.printable(dataset.lost, 300).rstrip(".")
-            cure = "It is not served any more: restart the server on complete files."
+            cure = "It is not served any more; the log of this server names the file."
             yield Point(Level.PROBLEM, f"Dataset {name} is lost: {problem}. {cure}")
         for work in dataset.making:
             what = f"{words.printable(work.what, 100)}: {words.share(work.share)} are done"
@@ -180,7 +180,7 @@ _SENTENCES = {
     State.BEHIND: (
         *("is", "are"),
         "at sample {sample:,}, {batches:,} batches behind most of this run, and got rows {idle} "
-        "ago. The trainer hangs, or began elsewhere.",
+        "ago. The trainer is slow, hangs, or began elsewhere.",
     ),
 }
 """What is said of streams in a state: the verb of one, that of several, and the rest."""

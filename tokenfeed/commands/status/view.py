@@ -133,7 +133,7 @@ _REFUSAL_COLUMNS = (
     Column("Reason", "kind of error", 0),
     Column("Calls", "how many, since the start", 0, "number"),
 )
-_OBJECTS_READ_FOR = {"row": "rows", "block": "whole files", "index": "indices and lists"}
+_OBJECTS_READ_FOR = {"row": "rows", "block": "blocks of files", "index": "indices and lists"}
 
 
 def view_of(status: pb.GetStatusResponse) -> View:

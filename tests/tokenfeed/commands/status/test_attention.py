@@ -122,7 +122,7 @@ def test_a_rank_far_behind_its_peers_is_named() -> None:
     assert states(found)[5:7] == [State.BEHIND, State.READING]
     assert points(found) == [
         "run, rank 5 of 8 (10.0.0.5:41234) is at sample 901,696, 384 batches behind most of this "
-        "run, and got rows 1 min 30 s ago. The trainer hangs, or began elsewhere."
+        "run, and got rows 1 min 30 s ago. The trainer is slow, hangs, or began elsewhere."
     ]
 
 
@@ -153,7 +153,7 @@ def test_machines_of_one_run_are_one_run() -> None:
 
     assert points(found) == [
         "node-0 and node-1, rank 12 of 16 (10.0.0.12:41234) is at sample 0, 1,953 batches behind "
-        "most of this run, and got rows 0.2 s ago. The trainer hangs, or began elsewhere."
+        "most of this run, and got rows 0.2 s ago. The trainer is slow, hangs, or began elsewhere."
     ]
 
 
@@ -242,8 +242,8 @@ def test_a_lost_dataset_is_the_first_point() -> None:
     )
 
     assert points(found)[0] == (
-        "Dataset web is lost: web-3.bin was truncated. It is not served any more: restart the "
-        "server on complete files."
+        "Dataset web is lost: web-3.bin was truncated. It is not served any more; the log "
+        "of this server names the file."
     )
     assert health(found) == (Level.PROBLEM, "serves 1 of 2 datasets")
     assert health(status(datasets=[dataset(lost="gone")])) == (Level.PROBLEM, "serves nothing")
