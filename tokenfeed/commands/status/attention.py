@@ -53,10 +53,11 @@ def judge(status: pb.GetStatusResponse) -> Judgement:
     """Return what needs attention, and the state of each stream."""
     found = find_runs(status.streams)
     cold = {dataset.name for dataset in status.datasets if words.is_cold(dataset)}
+    lost = {dataset.name for dataset in status.datasets if dataset.lost}
     points = [*_of_server(status), *_of_datasets(status)]
     seen = [StreamJudgement(status.streams[at], State.REPLACED, "") for at in found.replaced]
     for run in found.runs:
-        states = states_of(status.streams, run)
+        states = states_of(status.streams, run, lost)
         members = [StreamJudgement(status.streams[at], states[at], run.name) for at in run.members]
         points += _of_run(run, members, cold)
         if not status.streams_omitted:
@@ -178,9 +179,9 @@ _SENTENCES = {
         "killed, or hangs.",
     ),
     State.BEHIND: (
-        *("is", "are"),
-        "at sample {sample:,}, {batches:,} batches behind most of this run, and got rows {idle} "
-        "ago. The trainer is slow, hangs, or began elsewhere.",
+        *("has", "have"),
+        "rows up to sample {sample:,}, {batches:,} batches behind most of this run, and got some "
+        "{idle} ago. The trainer is slow, hangs, or began elsewhere.",
     ),
 }
 """What is said of streams in a state: the verb of one, that of several, and the rest."""

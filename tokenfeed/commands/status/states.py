@@ -6,7 +6,7 @@ makes no call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from enum import Enum, IntEnum
 from statistics import median_high
 
@@ -39,6 +39,7 @@ class State(Enum):
 
     STALLED = ("does not read", Level.PROBLEM)
     UNSERVED = ("gets nothing", Level.PROBLEM)
+    DATASET_LOST = ("its dataset is lost", Level.PROBLEM)
     BEHIND = ("is behind", Level.PROBLEM)
     SILENT = ("asks for nothing", Level.WARNING)
     STARVED = ("waits for us", Level.WARNING)
@@ -53,13 +54,13 @@ class State(Enum):
         self.level = level
 
 
-def states_of(streams: Sequence[pb.StreamStatus], run: Run) -> dict[int, State]:
-    """Return the states of the members of a run."""
-    if len(run.members) < 2:
-        return {place: _state(streams[place]) for place in run.members}
-    usual = usual_sample([streams[place] for place in run.members])
+def states_of(
+    streams: Sequence[pb.StreamStatus], run: Run, lost: Set[str] = frozenset()
+) -> dict[int, State]:
+    """Return the states of the members of a run.  lost: names of datasets that are lost."""
+    usual = usual_sample([streams[place] for place in run.members])  # of one: its own
     return {
-        place: _state(streams[place], samples_behind=usual - streams[place].next_sample)
+        place: _state(streams[place], lost, usual - streams[place].next_sample)
         for place in run.members
     }
 
@@ -69,9 +70,11 @@ def usual_sample(streams: Sequence[pb.StreamStatus]) -> int:
     return median_high(stream.next_sample for stream in streams)
 
 
-def _state(stream: pb.StreamStatus, samples_behind: int = 0) -> State:
+def _state(stream: pb.StreamStatus, lost: Set[str], samples_behind: int) -> State:
     if stream.has_ended:
         return State.ENDED
+    if not lost.isdisjoint(stream.datasets):
+        return State.DATASET_LOST
     if stream.calls and stream.idle_seconds > _STALL_SECONDS:
         if stream.waits_for_client >= stream.waits_for_server:
             return State.STALLED

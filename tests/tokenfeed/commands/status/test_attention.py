@@ -121,8 +121,8 @@ def test_a_rank_far_behind_its_peers_is_named() -> None:
 
     assert states(found)[5:7] == [State.BEHIND, State.READING]
     assert points(found) == [
-        "run, rank 5 of 8 (10.0.0.5:41234) is at sample 901,696, 384 batches behind most of this "
-        "run, and got rows 1 min 30 s ago. The trainer is slow, hangs, or began elsewhere."
+        "run, rank 5 of 8 (10.0.0.5:41234) has rows up to sample 901,696, 384 batches behind most "
+        "of this run, and got some 1 min 30 s ago. The trainer is slow, hangs, or began elsewhere."
     ]
 
 
@@ -152,8 +152,9 @@ def test_machines_of_one_run_are_one_run() -> None:
     found = status(streams=[*other, *run])
 
     assert points(found) == [
-        "node-0 and node-1, rank 12 of 16 (10.0.0.12:41234) is at sample 0, 1,953 batches behind "
-        "most of this run, and got rows 0.2 s ago. The trainer is slow, hangs, or began elsewhere."
+        "node-0 and node-1, rank 12 of 16 (10.0.0.12:41234) has rows up to sample 0, 1,953 "
+        "batches behind most of this run, and got some 0.2 s ago. The trainer is slow, hangs, or "
+        "began elsewhere."
     ]
 
 
@@ -235,12 +236,13 @@ def test_a_client_that_has_said_goodbye_needs_nobody() -> None:
 
 
 def test_a_lost_dataset_is_the_first_point() -> None:
-    """Its streams fail until the server is restarted."""
+    """Its streams fail until the server is restarted, and do not look as if they had enough."""
     found = status(
         datasets=[dataset("code"), dataset(lost="web-3.bin was truncated")],
-        streams=ranks(2, waits_for_server=1.0),
+        streams=[stream(calls=0, tokens_per_second=0.0), stream("other", 1, 2, datasets=["code"])],
     )
 
+    assert states(found) == [State.DATASET_LOST, State.READING]
     assert points(found)[0] == (
         "Dataset web is lost: web-3.bin was truncated. It is not served any more; the log "
         "of this server names the file."
@@ -296,11 +298,11 @@ def test_as_many_streams_as_the_limit_names_are_no_problem_yet(
 def test_points_are_bounded_and_the_worst_come_first() -> None:
     """A thousand broken clients fit on a page, and hide no lost dataset."""
     streams = [stream(f"client {number}", waits_for_server=1.0) for number in range(300)]
-    judged = judge(status(streams=streams, datasets=[dataset(lost="gone")]))
+    judged = judge(status(streams=streams, datasets=[dataset("books", lost="gone")]))
 
     assert len(judged.points) == POINTS_SHOWN
     assert judged.points_omitted == 301 - POINTS_SHOWN
-    assert judged.points[0].text.startswith("Dataset web is lost")
+    assert judged.points[0].text.startswith("Dataset books is lost")
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)

@@ -127,7 +127,7 @@ def test_a_page_shows_what_an_operator_looks_for() -> None:
 def test_what_is_wrong_stands_at_the_top_and_in_the_title() -> None:
     """An operator sees it in the list of tabs."""
     found = status(
-        datasets=[dataset("code"), dataset(lost="web.bin was truncated")],
+        datasets=[dataset("code"), dataset("books", lost="web.bin was truncated")],
         streams=[
             stream("fine"),
             stream("stalled", idle_seconds=9.0, waits_for_client=1.0, waits_for_server=0.0),
@@ -138,10 +138,10 @@ def test_what_is_wrong_stands_at_the_top_and_in_the_title() -> None:
 
     shown = Document(content)
     assert "(2) tokenfeed" in shown.texts
-    assert content.index("Dataset web is lost") < content.index("stalled (10.0.0.0:41234) does")
+    assert content.index("Dataset books is lost") < content.index("stalled (10.0.0.0:41234) does")
     assert content.index("does not read:") < content.index("<table")
     names = [row[0] for row in shown.rows["datasets"] if row]
-    assert names == ["web", "code"]
+    assert names == ["books", "code"]
     assert shown.rows["datasets"][1][1] == "✖ lost: web.bin was truncated"
     states = [row[0] for row in shown.rows["clients"] if row]
     assert states == ["✖ does not read", "reads"]
