@@ -1,9 +1,9 @@
 """Writes the recordings of this version: python -m tests.recordings
 
-states.json has a state of every kind of feed and a hash of the rows behind it, exchange.json the
-requests and answers of the wire, redactions.jsonl the list of a dataset, names.json what users
-write into scripts. Those of a released version are never written again: every later version has to
-read them, and to know the names.
+states.json has a state of every kind of feed and a hash of the rows behind it, checkpoints/ one of
+them as trainers save it, exchange.json the requests and answers of the wire, redactions.jsonl the
+list of a dataset, names.json what users write into scripts. Those of a released version are never
+written again: every later version has to read them, and to know the names.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tests.conftest import serving
+from tests.recordings.checkpoints import CASE, FOLDER, write_checkpoints
 from tests.recordings.corpora import list_of, target, words, write_corpora
 from tests.recordings.exchange import Call, read, recording
 from tests.recordings.names import names
@@ -33,6 +34,7 @@ def main(folder: Path) -> int:
         folder.mkdir(exist_ok=True)
         shutil.copyfile(list_of(files), folder / "redactions.jsonl")
     _write(folder / "states.json", states)
+    write_checkpoints(folder / FOLDER, states[CASE]["state"])
     _write(folder / "exchange.json", {"rows": rows, "calls": [call.plain() for call in calls]})
     _write(folder / "names.json", names())
     return 0

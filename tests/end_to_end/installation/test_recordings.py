@@ -16,10 +16,13 @@ import pytest
 
 from client import NumpyBatches, RemoteBatches
 from tests.conftest import ROOT, serving
+from tests.recordings.checkpoints import CASE, FOLDER, PLACES
 from tests.recordings.corpora import LIST, T, list_of, target, words, write_corpora
 from tests.recordings.exchange import Call, asked, comparable, read, replaying
 from tests.recordings.states import CASES, Record, replayed
 from tokenfeed import __version__
+from tokenfeed.client.feed.state import read_state
+from tokenfeed.tools.provenance.checkpoint import CheckpointState, read_states
 
 FOLDERS = sorted(path.parent for path in (ROOT / "tests" / "recordings").glob("*/states.json"))
 STATES: dict[str, dict[str, Any]] = {
@@ -66,6 +69,17 @@ def test_a_recorded_state_goes_on_with_the_rows_that_it_went_on_with(
     record = Record(**STATES[name])
 
     assert replayed(make, address if make is NumpyBatches else target(files), record) == record
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_state_in_a_recorded_checkpoint_is_found(folder: Path, name: str) -> None:
+    """`tokenfeed explain` reads what trainers of any age saved, by the torch of their time."""
+    state = json.loads((folder / "states.json").read_text())[CASE]["state"]
+
+    found = read_states(folder / FOLDER / name)
+
+    assert found == [CheckpointState(PLACES[name], read_state(state))]
 
 
 def test_a_recorded_request_is_answered_by_the_recorded_bytes(
