@@ -21,7 +21,7 @@ from tokenfeed.wire.frame import rows_per_frame
 from tokenfeed.wire.request import AnyRequest
 from tokenfeed.wire.row_block import Plane, RowBlock
 
-from ..datasets.redactions.redacted_rows import are_same
+from ..datasets.redactions.redacted_rows import Rows, are_same
 from ..storage.exchanges import EXCHANGES
 from ..storage.store import READ_AHEAD_BYTES, RowStore
 from .held_groups import HeldGroups
@@ -68,7 +68,7 @@ class RowReader:
         self,
         request: AnyRequest,
         store: RowStore,
-        wrap: Callable[[], RowStore],
+        wrap: Callable[[], Rows],
         groups: HeldGroups | None = None,
     ) -> None:
         """Begin at the request's first row.
@@ -198,7 +198,7 @@ class RowReader:
         (found,) = self.fill(spans, memory)
         return RowBlock(found.tokens, found.planes)
 
-    def _wrapped(self) -> RowStore:
+    def _wrapped(self) -> Rows:
         self._exchanges = EXCHANGES.count
         self._wraps_at = time.monotonic() + _CURRENT_SECONDS
         return self._wrap()
