@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, NotFound, Unreadable, shortened
+from tokenfeed.sampling.spans import Numbers
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ...runtime.exceptions import log_safe_name
@@ -32,7 +32,6 @@ from ...storage.formats import Documents
 from ...storage.formats.document_ids import SUFFIX, DocumentIds, ids_path
 from ..dataset import Dataset
 
-Numbers = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 _LOG = logging.getLogger("tokenfeed.server")

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, NotFound, listed, shortened
 from tokenfeed.sampling.inverse import SampleMatches, SampleRange
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, place_of, rows_at_once, rows_key, spans_at
+from tokenfeed.sampling.spans import Numbers
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ...storage.documents import RowIndex
@@ -23,8 +23,6 @@ from ..redactions.ranges import TokenRanges
 from .documents import IDS_MAX, DatasetDocuments
 from .sources import Marks, RowMarks, Sources, messages, unmarked
 from .spans import Candidates, NumberRanges, Parts, overlaps
-
-Numbers = npt.NDArray[np.int64]
 
 CANDIDATES_AT_ONCE = 1 << 12
 """Candidates of places that a call examines; each may be a row of the answer."""

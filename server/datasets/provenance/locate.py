@@ -6,19 +6,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.errors import LimitExceeded
 from tokenfeed.sampling.mixture import locate as locate_samples
 from tokenfeed.sampling.plan import PLAN_ROWS, place_count, plan, rows_at_once
-from tokenfeed.sampling.spans import Spans
+from tokenfeed.sampling.spans import Numbers, Spans
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.wire.request import Request
 
 from .sources import SPAN_BYTES, Marks, Sources, messages, unmarked
 from .spans import Candidates, cut
-
-Numbers = npt.NDArray[np.int64]
 
 ROWS_MAX = min(1024, PLAN_ROWS)
 """In an answer; with PAGE_RANGES, about 10 ms of work: streams wait meanwhile."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
@@ -18,8 +17,6 @@ from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..dataset import Dataset
 from .documents import DatasetDocuments, shown_name
-
-Numbers = npt.NDArray[np.int64]
 
 RowSpans: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 """Of each row, [first, end) of some of its tokens."""

@@ -16,11 +16,9 @@ import numpy.typing as npt
 from tokenfeed.errors import LimitExceeded
 from tokenfeed.sampling.packing import ranges
 from tokenfeed.sampling.plan import Shape
-from tokenfeed.sampling.spans import Spans
+from tokenfeed.sampling.spans import Numbers, Spans
 
 from .ranges import RedactionList
-
-Numbers = npt.NDArray[np.int64]
 
 DELETED = -1
 """In place of a fill: the token was erased, and no redaction replaces it."""
