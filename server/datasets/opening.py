@@ -15,6 +15,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream import identity
 
 from ..runtime.exceptions import log_safe_name
+from ..storage.digest_file import read_digest
 from ..storage.documents import (
     Delimiters,
     DocumentStarts,
@@ -189,7 +190,7 @@ def dataset_of(
         for erased in erasure.files if erasure else ():
             replaced_shards.check_served(store, erased.file)
     if not found.digest and split is None:
-        found = replace(found, digest=original_digest(listed, store.kept_digest()))
+        found = replace(found, digest=original_digest(listed, read_digest(store)))
     store.narrow(found.token_max)
     rows = store.shape.row_tokens
     if (
