@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from tokenfeed.errors import CorpusChanged, InvalidRequest, Unreadable
 from tokenfeed.sampling import orders
@@ -30,14 +29,6 @@ from .redactions.opening import original_digest, read_as_erased
 from .redactions.replaced_shards import ReplacedShards
 
 _LOG = logging.getLogger("tokenfeed.server")
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentCounts:
-    """count: documents in all files whose count is known.  file_count: how many files these are."""
-
-    count: int
-    file_count: int
 
 
 @dataclass(eq=False, slots=True)
@@ -74,13 +65,13 @@ class Dataset:
         self.store.add_plane(plane)
 
     @property
-    def documents(self) -> DocumentCounts | None:
-        """The known document counts; None if no file has one."""
+    def documents(self) -> pb.Documents | None:
+        """How many documents are known, and of how many files; None if those of no file are."""
         known = [shard.layout.documents for shard in self.store.shards]
         counts = [documents.count for documents in known if documents is not None]
         if not counts and self.document_starts is not None and self.document_starts.count:
-            return DocumentCounts(self.document_starts.count, len(known))
-        return DocumentCounts(sum(counts), len(counts)) if counts else None
+            return pb.Documents(count=self.document_starts.count, file_count=len(known))
+        return pb.Documents(count=sum(counts), file_count=len(counts)) if counts else None
 
     def start_search(self) -> None:
         """Start to search for documents, if that takes long and is not done."""
@@ -129,6 +120,7 @@ class Dataset:
             fingerprint=self.fingerprint,
             digest=self.digest,
             row_tokens=shape.row_tokens or 0,
+            documents=self.documents,
             planes=[
                 pb.DatasetPlane(kind=kind, fingerprint=fingerprint)
                 for kind, fingerprint in sorted(self.store.planes.items())
@@ -143,10 +135,6 @@ class Dataset:
             described.redaction_lists.extend(self.redactions.hashes)
         if self.replaced_shards is not None:
             described.erased_list = self.replaced_shards.erased_list()
-        if (known := self.documents) is not None:
-            described.documents.CopyFrom(
-                pb.Documents(count=known.count, file_count=known.file_count)
-            )
         return described
 
     def document_rows(self, key: RowsKey) -> pb.OrderRows:
@@ -179,11 +167,6 @@ class Dataset:
                 problem = refusal_of_rows(key.order)
             raise InvalidRequest("order", problem)
         return self.rows
-
-    @property
-    def polled_files(self) -> Sequence[PolledFiles]:
-        """What has files to poll: its tokens, and its planes."""
-        return (self, *self.plane_files)
 
     @property
     def file_count(self) -> int:
@@ -275,17 +258,6 @@ def _described_rows(key: RowsKey, index: RowIndex) -> pb.OrderRows:
     )
 
 
-class PolledFiles(Protocol):
-    """Files that are polled for changes."""
-
-    @property
-    def file_count(self) -> int:
-        """Return how many there are."""
-
-    def poll_file(self, index: int, submit: Submit, stopped: Callable[[], bool], /) -> None:
-        """Check one of them; as `Dataset.poll_file`."""
-
-
 def start_polling(
     datasets: Sequence[Dataset],
     submit: Submit = run_inline,
@@ -294,7 +266,9 @@ def start_polling(
     """Start to poll the files of datasets, one after the other, in an endless cycle; the arguments
     are those of `Dataset.poll_file`.
     """
-    polled = [files for dataset in datasets for files in dataset.polled_files]
+    polled: list[Dataset | PlaneFiles] = []
+    for dataset in datasets:
+        polled += [dataset, *dataset.plane_files]
     each = [(files, index) for files in polled for index in range(files.file_count)]
     turns = itertools.cycle(each)
 

@@ -15,6 +15,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.stream import identity
 
 from ..runtime.exceptions import log_safe_name
+from ..storage.digest_file import read_digest
 from ..storage.documents import (
     Delimiters,
     DocumentStarts,
@@ -123,16 +124,13 @@ def _opened(
             share=share,
             stopped=stopped,
         )
+        delimiters = used_delimiters(store, planes.delimiters)
         if dataset.document_starts is not None:
             if scheme_of(source.paths[0]) and checks.serves:
-                _require_no_download(
-                    store, dataset.document_starts, used_delimiters(store, planes.delimiters)
-                )
+                _require_no_download(store, dataset.document_starts, delimiters)
             store.add_plane(dataset.document_starts)
-        delimiters = used_delimiters(store, planes.delimiters)
         if dataset.redactions is not None:
             warn_of_delimiters(store.name, dataset.redactions, delimiters.options.values())
-        words = (f"{option} {token}" for option, token in delimiters.options.items())
         if store.shape.row_tokens is not None:
             return dataset  # whose rows are those of the files
         dataset.rows = RowIndices(
@@ -141,7 +139,7 @@ def _opened(
             delimiters.end,
             planes.cache_dir,
             dataset.fingerprint,
-            pack_options=(*options.words, *words),
+            pack_options=(*options.words, *delimiters.words),
         )
         store.shape.document_rows = dataset.rows.get
     except BaseException:
@@ -189,13 +187,10 @@ def dataset_of(
         for erased in erasure.files if erasure else ():
             replaced_shards.check_served(store, erased.file)
     if not found.digest and split is None:
-        found = replace(found, digest=original_digest(listed, store.kept_digest()))
+        found = replace(found, digest=original_digest(listed, read_digest(store)))
     store.narrow(found.token_max)
     rows = store.shape.row_tokens
-    if (
-        split is not None
-        and identity.fingerprint_of_rows(split.fingerprint, rows) != found.fingerprint
-    ):
+    if split and identity.fingerprint_of_rows(split.fingerprint, rows) != found.fingerprint:
         problem = "does not match its manifest: a shard was modified or replaced; restore it"
         raise InvalidCorpus(os.path.dirname(store.shards[0].path), problem)
     digest = found.digest or (b"" if split is None else split.digest)
@@ -214,14 +209,10 @@ def _require_no_download(store: TokenStore, starts: DocumentStarts, delimiters: 
     """Raise InvalidCorpus if all of a large corpus would be fetched to search for its documents."""
     if starts.is_search and not starts.is_known:
         size_bytes = store.shape.token_count * store.stored.itemsize
-        words = " ".join(f"{option} {token}" for option, token in delimiters.options.items())
         problem = f"its documents are not known, and a search would fetch {size_bytes / 1e9:.0f} GB"
-        cure = (
-            f"run tokenfeed pack on it once, with {words}, which keeps what it finds in the cache"
-        )
-        raise InvalidCorpus(
-            store.shards[0].path, f"{problem}; {cure} folder of this machine", *delimiters.options
-        )
+        cure = f"run tokenfeed pack on it once, with {' '.join(delimiters.words)}, which keeps what"
+        cure += " it finds in the cache folder of this machine"
+        raise InvalidCorpus(store.shards[0].path, f"{problem}; {cure}", *delimiters.options)
 
 
 def log_opened(dataset: Dataset) -> None:

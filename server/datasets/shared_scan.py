@@ -77,15 +77,11 @@ def _read(descriptor: int, known: str) -> Scan | None:
     files.
     """
     try:
-        content = os.pread(descriptor, _BYTES_MAX, 0)
-    except OSError:
-        return None
-    try:
-        kept = json.loads(unsealed(content))
+        kept = json.loads(unsealed(os.pread(descriptor, _BYTES_MAX, 0)))
         fingerprint, digest = bytes.fromhex(kept["fingerprint"]), bytes.fromhex(kept["digest"])
         found = Scan(fingerprint, digest, int(kept["token_max"]))
         is_usable = kept["files"] == known and len(fingerprint) == 32 and len(digest) in (0, 32)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # damaged, or of another version
     return found if is_usable else None
 

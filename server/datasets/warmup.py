@@ -17,6 +17,7 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 
 from ..runtime.exceptions import log_exception, log_safe_name
 from ..runtime.process import memory_limit
+from ..storage.digest_file import digest_path, write_digest
 from ..storage.store import TokenStore
 from .content import Content, digest_of
 from .dataset import Dataset
@@ -195,9 +196,9 @@ def take_digest(dataset: Dataset, stopped: Callable[[], bool]) -> str:
         _LOG.info("digest unknown dataset=%s: %s", dataset.name, problem)
         return ""
     dataset.digest = found
-    kept = path = log_safe_name(store.digest_path)
+    kept = path = log_safe_name(digest_path(store))
     try:
-        store.keep_digest(content_digest)
+        write_digest(store, content_digest)
     except OSError as error:
         kept = f"in memory only: {path} cannot be written: {error.strerror}"
     _LOG.info(

@@ -4,5 +4,4 @@ served.py            datasets by name: a request is checked, and gets a reader
 expected_stream.py   whether the stream of a request is the one that its client expects
 reader.py            plans rows, and fills the memory of its caller with their tokens and planes
 held_groups.py       which groups of blocks a stream is in, for storage that fetches them ahead
-planned_rows.py      the spans of rows, planned thousands at a time
 """

@@ -15,17 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import Deleted
-from tokenfeed.sampling.plan import PLAN_ROWS
+from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan, rows_at_once
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.stream.position import Position
+from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.frame import rows_per_frame
-from tokenfeed.wire.request import AnyRequest
+from tokenfeed.wire.request import AnyRequest, SampleList
 from tokenfeed.wire.row_block import Plane, RowBlock
 
-from ..datasets.redactions.redacted_rows import are_same
+from ..datasets.redactions.redacted_rows import Rows, are_same
 from ..storage.exchanges import EXCHANGES
 from ..storage.store import READ_AHEAD_BYTES, RowStore
 from .held_groups import HeldGroups
-from .planned_rows import PlannedRows
 
 _CURRENT_SECONDS = 0.5
 """How long a stream may go without a look at what is erased; it looks at once when a file that it
@@ -57,6 +58,52 @@ class _Memory(NamedTuple):
     planes: tuple[Plane, ...]
 
 
+class PlannedRows:
+    """Spans of the rows of one stream, requested in order.
+
+    Planning a few thousand rows costs little more than planning one. The read-ahead needs rows
+    beyond those of the current frame. So planned rows are kept until they are discarded, and more
+    are planned before they run out.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        shapes: Sequence[Shape],
+        position: Position | SampleList,
+        first_row: int,
+        end_row: int,
+    ) -> None:
+        """Start at a row of the stream, of one stage.  end_row: the end of the stream."""
+        self._stream = stream
+        self._shapes = shapes
+        self._position = position
+        self._end_row = end_row
+        self._first_row = self._wanted_row = self._planned_row = first_row
+        self._rows_at_once = rows_at_once(stream, shapes)
+        self._spans = self._plan(0)
+
+    def discard_before(self, end_row: int) -> None:
+        """Discard the rows before end_row, the next time more rows are planned."""
+        self._wanted_row = end_row
+
+    def rows(self, first_row: int, end_row: int) -> Spans:
+        """Return the spans of rows, as far as they exist.  first_row: not discarded yet."""
+        missing = min(end_row, self._end_row) - self._planned_row
+        if missing > 0:
+            count = min(max(self._rows_at_once, missing), self._end_row - self._planned_row)
+            kept = self._spans[self._wanted_row - self._first_row :]
+            self._first_row = self._wanted_row
+            self._spans = Spans.joined([kept, self._plan(count)])
+        return self._spans[first_row - self._first_row : end_row - self._first_row]
+
+    def _plan(self, row_count: int) -> Spans:
+        """Plan the next rows."""
+        samples = self._position.samples(self._planned_row, row_count)
+        self._planned_row += row_count
+        return plan(self._stream, self._shapes, samples)
+
+
 class RowReader:
     """The rows of a request. Of one thread.
 
@@ -68,7 +115,7 @@ class RowReader:
         self,
         request: AnyRequest,
         store: RowStore,
-        wrap: Callable[[], RowStore],
+        wrap: Callable[[], Rows],
         groups: HeldGroups | None = None,
     ) -> None:
         """Begin at the request's first row.
@@ -198,7 +245,7 @@ class RowReader:
         (found,) = self.fill(spans, memory)
         return RowBlock(found.tokens, found.planes)
 
-    def _wrapped(self) -> RowStore:
+    def _wrapped(self) -> Rows:
         self._exchanges = EXCHANGES.count
         self._wraps_at = time.monotonic() + _CURRENT_SECONDS
         return self._wrap()

@@ -13,30 +13,34 @@ from contextlib import suppress
 
 from ..runtime.exceptions import log_exception, log_safe_name
 from .beside import file_facts, path_beside
-from .bytes import Bytes
 from .door import door_of
-from .formats import Stored
+from .store import TokenStore
 
 _LOG = logging.getLogger("tokenfeed.server")
 
 _VERSION = 1
-DIGEST_SUFFIX = ".tokenfeed-digest.json"
+_SUFFIX = ".tokenfeed-digest.json"
 _BYTES_MAX = 1 << 16
 _SHARD_BYTES_MAX = 1 << 10
 
 
-def read_digest(files: Bytes, dtype: Stored) -> bytes:
-    """Return the stored digest, 32 bytes; b"" if there is none, or one of other files."""
-    path = path_beside(files.shards, dtype, DIGEST_SUFFIX)
+def digest_path(store: TokenStore) -> str:
+    """Return the path of the digest file of a store, beside its first file."""
+    return path_beside(store.shards, store.stored, _SUFFIX)
+
+
+def read_digest(store: TokenStore) -> bytes:
+    """Return the digest that is stored, 32 bytes; b"" if there is none, or one of other files."""
+    path = digest_path(store)
     try:
-        if (text := door_of(path).content(path, _bytes_max(files))) is None:
+        if (text := door_of(path).content(path, _bytes_max(store))) is None:
             return b""
         kept = json.loads(text)
         known = bytes.fromhex(kept.pop("digest"))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         log_exception(logging.WARNING, "digest ignored file=%s", log_safe_name(path))
         return b""
-    if kept != _facts(files, dtype) or len(known) != 32:
+    if kept != _facts(store) or len(known) != 32:
         _LOG.warning(
             "digest ignored file=%s: the token files have changed; run tokenfeed verify",
             log_safe_name(path),
@@ -45,21 +49,21 @@ def read_digest(files: Bytes, dtype: Stored) -> bytes:
     return known
 
 
-def write_digest(files: Bytes, dtype: Stored, digest: bytes) -> str:
+def write_digest(store: TokenStore, digest: bytes) -> str:
     """Store a digest, atomically, unless it is stored.  Returns: the path.  Raises: OSError."""
-    path = path_beside(files.shards, dtype, DIGEST_SUFFIX)
-    text = json.dumps(_facts(files, dtype) | {"digest": digest.hex()}, indent=1).encode()
+    path = digest_path(store)
+    text = json.dumps(_facts(store) | {"digest": digest.hex()}, indent=1).encode()
     with suppress(OSError, ValueError):  # what cannot be read is replaced
-        if door_of(path).content(path, _bytes_max(files)) == text:
+        if door_of(path).content(path, _bytes_max(store)) == text:
             return path
     door_of(path).put(path, text)
     return path
 
 
-def _bytes_max(files: Bytes) -> int:
-    return _BYTES_MAX + _SHARD_BYTES_MAX * len(files.shards)
+def _bytes_max(store: TokenStore) -> int:
+    return _BYTES_MAX + _SHARD_BYTES_MAX * len(store.shards)
 
 
-def _facts(files: Bytes, dtype: Stored) -> dict[str, object]:
+def _facts(store: TokenStore) -> dict[str, object]:
     """Return what a digest file has to record for its digest to be valid."""
-    return {"version": _VERSION, "dtype": dtype.name, "files": file_facts(files)}
+    return {"version": _VERSION, "dtype": store.stored.name, "files": file_facts(store.files)}

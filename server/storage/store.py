@@ -21,8 +21,6 @@ from tokenfeed.wire.piece_planes import OF_PIECES
 from tokenfeed.wire.row_block import Plane
 
 from ..runtime.exceptions import log_safe_name
-from . import digest_file
-from .beside import path_beside
 from .bytes import ByteArray, Bytes, Extents, StoredShard
 from .door import StorageOptions, door_of, scheme_of
 from .formats import FormatOptions, Stored, read_layout
@@ -259,19 +257,6 @@ class TokenStore:
             at = (spans.row_of_span * spans.row_tokens + spans.places_in_row) * token_bytes
         return Extents(file, first_byte, spans.token_count * token_bytes, at)
 
-    @property
-    def digest_path(self) -> str:
-        """Path of its digest file, beside the first file."""
-        return path_beside(self.shards, self.stored, digest_file.DIGEST_SUFFIX)
-
-    def kept_digest(self) -> bytes:
-        """Return the stored digest of these files, 32 bytes; b"" if there is none."""
-        return digest_file.read_digest(self.files, self.stored)
-
-    def keep_digest(self, digest: bytes) -> str:
-        """Store a digest, atomically.  Returns: the path of the file.  Raises: OSError."""
-        return digest_file.write_digest(self.files, self.stored, digest)
-
     def close(self) -> None:
         """Release everything. A gather in progress fails with CorpusChanged."""
         # First: a search for documents reads the tokens.
@@ -280,10 +265,8 @@ class TokenStore:
         self.files.close()
 
     def _served(self, spans: Spans, content: ByteArray) -> TokenArray:
-        """Return stored tokens as they are served.  Raises: CorpusChanged."""
+        """Return stored tokens that need narrowing as they are served.  Raises: CorpusChanged."""
         tokens = content.view(self.stored)
-        if self.narrowing.is_identity:
-            return tokens  # type: ignore[return-value]
         wrong = self.narrowing.scan(tokens).wrong_place
         if wrong is not None:
             ends = np.cumsum(spans.token_count)

@@ -28,6 +28,7 @@ from tokenfeed.server.datasets.sources.manifest import (
     read_splits,
     require_as_ingested,
 )
+from tokenfeed.server.storage.digest_file import digest_path, read_digest, write_digest
 from tokenfeed.server.storage.door import StorageOptions, absolute
 from tokenfeed.server.storage.objects.cache_choice import require_intact
 from tokenfeed.server.storage.option_names import OBJECT_CACHE, REDACTIONS
@@ -82,7 +83,7 @@ def verify(source: DatasetSource, options: DatasetOptions) -> None:
         if (split := source.split or _split_around(source.paths)) is not None:
             require_as_ingested(split)
         store = dataset.store
-        known = store.kept_digest()
+        known = read_digest(store)
         listed = None if dataset.redactions is None else dataset.redactions.content
         erasure = None if listed is None else listed.erasure
         content_digest = full_digest(store, read_as_erased(store, store.files.read, listed))
@@ -103,12 +104,12 @@ def verify(source: DatasetSource, options: DatasetOptions) -> None:
             raise InvalidCorpus(
                 store.shards[0].path,
                 "has changed since it was verified, although its modification times are the same; "
-                f"the digest in {store.digest_path} is {known.hex()}",
+                f"the digest in {digest_path(store)} is {known.hex()}",
             )
         try:
-            print(f"stored in {store.keep_digest(content_digest)}")
+            print(f"stored in {write_digest(store, content_digest)}")
         except OSError as error:
-            print(f"not stored: {store.digest_path} cannot be written: {error.strerror}")
+            print(f"not stored: {digest_path(store)} cannot be written: {error.strerror}")
 
 
 def _split_around(paths: Sequence[str]) -> ManifestSplit | None:

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, LimitExceeded
 from tokenfeed.sampling.plan import (
@@ -23,14 +22,12 @@ from tokenfeed.sampling.plan import (
     rows_at_once,
     spans_at,
 )
-from tokenfeed.sampling.spans import Spans
+from tokenfeed.sampling.spans import Numbers, Spans
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from .sources import Sources
 from .spans import Candidates, NumberRanges
-
-Numbers = npt.NDArray[np.int64]
 
 SPANS_MAX = 65536
 """Samples of a request, and ranges of an answer."""

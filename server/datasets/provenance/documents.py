@@ -15,13 +15,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.commands.printable import printable
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, NotFound, Unreadable, shortened
+from tokenfeed.sampling.spans import Numbers
+from tokenfeed.v1 import provenance_pb2 as pb
 
 from ...runtime.exceptions import log_safe_name
 from ...storage.documents import DocumentStarts
@@ -31,7 +32,6 @@ from ...storage.formats import Documents
 from ...storage.formats.document_ids import SUFFIX, DocumentIds, ids_path
 from ..dataset import Dataset
 
-Numbers = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 _LOG = logging.getLogger("tokenfeed.server")
@@ -43,20 +43,6 @@ _KEPT_BYTES = 64 << 20
 _SEARCHES_KEPT = 16
 """Ids whose documents are remembered."""
 _NUMBER_BYTES = 8
-
-
-class Document(NamedTuple):
-    """A document.
-
-    number: in the dataset.  id: escaped; "" if there are no ids.  file: its index.  first_token,
-    end_token: within the file; equal if it has no token.
-    """
-
-    number: int
-    id: str
-    file: int
-    first_token: int
-    end_token: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +127,7 @@ class DatasetDocuments:
             self._first_numbers = found
         return self._first_numbers
 
-    def by_number(self, number: int) -> Document:
+    def by_number(self, number: int) -> pb.Document:
         """Return a document.  Raises: NotFound; as `require_known`; Unreadable."""
         firsts = self.first_numbers
         if not 0 <= number < firsts[-1]:
@@ -153,7 +139,7 @@ class DatasetDocuments:
 
     def by_id(
         self, wanted: str, most: int = IDS_MAX, seconds: float | None = None
-    ) -> list[Document]:
+    ) -> list[pb.Document]:
         """Return all documents of an id, at least one.
 
         wanted: as in the file of ids, not escaped.  most: of these documents.  seconds: for which
@@ -178,19 +164,19 @@ class DatasetDocuments:
             raise NotFound("document_id", problem if has_ids else f"{problem}: it has no ids")
         return found
 
-    def described(self, file: int, numbers: Sequence[int]) -> list[Document]:
+    def described(self, file: int, numbers: Sequence[int]) -> list[pb.Document]:
         """Return documents of a file with their ids.  numbers: counted within the file.
 
         Raises: as `require_known`; Unreadable.
         """
         known, ids = self.of_file(file), self._ids(file) if len(numbers) else None
         return [
-            Document(
-                known.first_number + number,
-                "" if ids is None else printable(ids.id_of(number)),
-                file,
-                int(known.first_tokens[number]),
-                int(known.end_tokens[number]),
+            pb.Document(
+                number=known.first_number + number,
+                id="" if ids is None else printable(ids.id_of(number)),
+                file=file,
+                first_token=int(known.first_tokens[number]),
+                end_token=int(known.end_tokens[number]),
             )
             for number in numbers
         ]

@@ -11,20 +11,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, NotFound, listed, shortened
 from tokenfeed.sampling.inverse import SampleMatches, SampleRange
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, place_of, rows_at_once, rows_key, spans_at
+from tokenfeed.sampling.spans import Numbers
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ...storage.documents import RowIndex
 from ..redactions.ranges import TokenRanges
-from .documents import IDS_MAX, DatasetDocuments, Document
-from .sources import Marks, RowMarks, Sources, messages, range_message, unmarked
+from .documents import IDS_MAX, DatasetDocuments
+from .sources import Marks, RowMarks, Sources, messages, unmarked
 from .spans import Candidates, NumberRanges, Parts, overlaps
-
-Numbers = npt.NDArray[np.int64]
 
 CANDIDATES_AT_ONCE = 1 << 12
 """Candidates of places that a call examines; each may be a row of the answer."""
@@ -48,19 +46,15 @@ def find(sources: Sources, query: pb.FindRequest, marks: Marks = unmarked) -> pb
     index = _source(sources, query.source)
     documents, shape = sources.documents[index], sources.shapes[index]
     looked_for = _looked_for(documents, shape, query)
-    files = sorted({found[0] for found in looked_for})
-    wanted = TokenRanges.of(found[:3] for found in looked_for if found[1] < found[2])
+    bounds = [(each.file, each.first_token, each.end_token) for each in looked_for]
+    wanted = TokenRanges.of(each for each in bounds if each[1] < each[2])
     sample_bounds = query.first_sample, query.end_sample
     samples = SampleRange.of(sources.stream, index, shape, *sample_bounds)
     search = _Search(sources, index, samples, wanted, marks)
     answer = search.page(query.first_candidate)
-    answer.looked_for.extend(range_message(*found) for found in looked_for)
-    answer.files.extend(sources.files((index, file) for file in files))
+    answer.looked_for.extend(looked_for)
+    answer.files.extend(sources.files((index, each.file) for each in looked_for))
     return answer
-
-
-Wanted = tuple[int, int, int, Document | None]
-"""File, first token, end, and the document that it is."""
 
 
 def _source(sources: Sources, number: int) -> int:
@@ -71,22 +65,29 @@ def _source(sources: Sources, number: int) -> int:
     return sources.stream.numbers.index(number)
 
 
-def _looked_for(documents: DatasetDocuments, shape: Shape, query: pb.FindRequest) -> list[Wanted]:
+def _looked_for(
+    documents: DatasetDocuments, shape: Shape, query: pb.FindRequest
+) -> list[pb.LocatedRange]:
     """Return what is asked for.  Raises: InvalidRequest, NotFound, Unreadable."""
     what = query.WhichOneof("what")
     if what == "range":
-        return [(*_range(documents, shape, query.range), None)]
+        return [_range(documents, shape, query.range)]
     if what == "document":
         found = [documents.by_number(query.document)]
     elif what == "document_id":
         found = documents.by_id(query.document_id, IDS_MAX, _SEARCH_SECONDS)
     else:
         raise InvalidRequest("what", "is missing: document, document_id or range")
-    return [(one.file, one.first_token, one.end_token, one) for one in found]
+    return [
+        pb.LocatedRange(
+            file=one.file, first_token=one.first_token, end_token=one.end_token, document=one
+        )
+        for one in found
+    ]
 
 
-def _range(documents: DatasetDocuments, shape: Shape, query: pb.FileRange) -> tuple[int, int, int]:
-    """Return file, first token and end of a range.  Raises: InvalidRequest, NotFound."""
+def _range(documents: DatasetDocuments, shape: Shape, query: pb.FileRange) -> pb.LocatedRange:
+    """Return a range that is asked for.  Raises: InvalidRequest, NotFound."""
     file = query.file
     if query.file_name:
         files = documents.files_named(query.file_name)
@@ -102,7 +103,7 @@ def _range(documents: DatasetDocuments, shape: Shape, query: pb.FileRange) -> tu
     if not query.first_token < query.end_token <= count:
         problem = f"[{query.first_token}, {query.end_token}) has no token, or ends beyond"
         raise InvalidRequest("range", f"{problem} the file, which has {count}")
-    return file, query.first_token, query.end_token
+    return pb.LocatedRange(file=file, first_token=query.first_token, end_token=query.end_token)
 
 
 class _Page(NamedTuple):

@@ -6,19 +6,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.errors import LimitExceeded
 from tokenfeed.sampling.mixture import locate as locate_samples
 from tokenfeed.sampling.plan import PLAN_ROWS, place_count, plan, rows_at_once
-from tokenfeed.sampling.spans import Spans
+from tokenfeed.sampling.spans import Numbers, Spans
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.wire.request import Request
 
-from .sources import SPAN_BYTES, Marks, Sources, messages, range_message, unmarked
+from .sources import SPAN_BYTES, Marks, Sources, messages, unmarked
 from .spans import Candidates, cut
-
-Numbers = npt.NDArray[np.int64]
 
 ROWS_MAX = min(1024, PLAN_ROWS)
 """In an answer; with PAGE_RANGES, about 10 ms of work: streams wait meanwhile."""
@@ -140,7 +137,9 @@ def _ranges_of_rows(sources: Sources, spans: Spans) -> list[list[_Range]]:
             numbers = np.unique(parts.of[parts.of >= 0]).tolist()
             described = dict(zip(numbers, documents.described(file, numbers), strict=True))
         for span, first, end, number in zip(*(one.tolist() for one in columns), strict=True):
-            message = range_message(file, first, end, described.get(number))
+            message = pb.LocatedRange(
+                file=file, first_token=first, end_token=end, document=described.get(number)
+            )
             found.append(_Range(span, first, message))
     found.sort(key=lambda one: one[:2])
     rows: list[list[_Range]] = [[] for _ in range(len(spans))]

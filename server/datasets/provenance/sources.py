@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenfeed.sampling.plan import Shape
 from tokenfeed.sampling.spans import Spans
@@ -17,9 +16,7 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..dataset import Dataset
-from .documents import DatasetDocuments, Document, shown_name
-
-Numbers = npt.NDArray[np.int64]
+from .documents import DatasetDocuments, shown_name
 
 RowSpans: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 """Of each row, [first, end) of some of its tokens."""
@@ -79,26 +76,6 @@ class Sources:
             if count and (size_bytes > INDEX_BYTES_MAX or count >= INDEX_FILES_MAX):
                 return max(1, int(np.searchsorted(spans.first_span, span, side="right")) - 1)
         return len(spans)
-
-
-def range_message(
-    file: int, first_token: int, end_token: int, document: Document | None
-) -> pb.LocatedRange:
-    """Return a range of tokens as a message."""
-    return pb.LocatedRange(
-        file=file,
-        first_token=first_token,
-        end_token=end_token,
-        document=None
-        if document is None
-        else pb.Document(
-            number=document.number,
-            id=document.id,
-            file=document.file,
-            first_token=document.first_token,
-            end_token=document.end_token,
-        ),
-    )
 
 
 class RowMarks(NamedTuple):

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.sampling.packing import ranges
+from tokenfeed.sampling.spans import Numbers
 
 from .documents import FileDocuments
-
-Numbers = npt.NDArray[np.int64]
 
 
 class NumberRanges(NamedTuple):

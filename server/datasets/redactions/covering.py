@@ -16,11 +16,9 @@ import numpy.typing as npt
 from tokenfeed.errors import LimitExceeded
 from tokenfeed.sampling.packing import ranges
 from tokenfeed.sampling.plan import Shape
-from tokenfeed.sampling.spans import Spans
+from tokenfeed.sampling.spans import Numbers, Spans
 
 from .ranges import RedactionList
-
-Numbers = npt.NDArray[np.int64]
 
 DELETED = -1
 """In place of a fill: the token was erased, and no redaction replaces it."""
@@ -99,7 +97,7 @@ class Covering:
         if size > RANGES_MAX:
             problem = f"have {size} ranges in all, above the limit of this server, {RANGES_MAX}"
             raise LimitExceeded("redactions", problem)
-        shapes = {group.shape: _file_bases(group.shape) for group in groups}
+        shapes = {group.shape: _starts(group.shape.token_counts) for group in groups}
         first_files = dict(
             zip(shapes, _starts([each.size for each in shapes.values()]), strict=True)
         )
@@ -193,11 +191,7 @@ def _segments(group: SourceLists, file_bases: Numbers, base: int) -> tuple[Numbe
     return bounds[kept], bounds[kept + 1], fills[kept]
 
 
-def _file_bases(shape: Shape) -> Numbers:
-    return np.cumsum(shape.token_counts) - shape.token_counts
-
-
-def _starts(sizes: Sequence[int]) -> Numbers:
+def _starts(sizes: Sequence[int] | Numbers) -> Numbers:
     """Return where parts of these sizes begin, end to end."""
-    ends = np.cumsum(np.array(sizes, dtype=np.int64))
-    return ends - np.array(sizes, dtype=np.int64)
+    counts = np.array(sizes, dtype=np.int64)
+    return np.cumsum(counts) - counts

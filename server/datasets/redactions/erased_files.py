@@ -173,20 +173,14 @@ def require_listed(store: TokenStore, path: str, content: ListContent | None) ->
 def _recorded(store: TokenStore) -> Iterator[tuple[int, str, _Record]]:
     """Yield numbers of files of a dataset, and what is recorded of each, and where."""
     files: dict[str, dict[str, list[int]]] = {}
-    real_folders: dict[str, str] = {}
+    # Once a folder: to resolve a path costs a call for each of its folders.
+    real = functools.cache(lambda folder: door_of(folder).real(folder))
     paths = [shard.path for shard in store.shards]
     parts = [paths[at : at + _LOOKED_AT_ONCE] for at in range(0, len(paths), _LOOKED_AT_ONCE)]
     looked_at = chain.from_iterable(map_in_threads(_look, parts, _LOOKERS, "tokenfeed-erased"))
     for file, (path, (is_link, of_file)) in enumerate(zip(paths, looked_at, strict=True)):
-        door, (folder, name) = door_of(path), os.path.split(path)
-        if is_link:
-            folder, name = os.path.split(door.real(path))
-        else:
-            # Once: to resolve a path costs a call for each of its folders.
-            if folder not in real_folders:
-                real_folders[folder] = door.real(folder)
-            folder = real_folders[folder]
-        files.setdefault(folder, {}).setdefault(name, []).append(file)
+        folder, name = os.path.split(door_of(path).real(path) if is_link else path)
+        files.setdefault(real(folder), {}).setdefault(name, []).append(file)
         if of_file:
             yield file, f"its attribute {ERASED_ATTRIBUTE}", _parsed(of_file, path, _RESTORED)
     for folder, names in files.items():

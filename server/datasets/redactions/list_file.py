@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from tokenfeed.errors import InvalidCorpus
+from tokenfeed.sampling.spans import Numbers
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.memo import Memo
 from ...runtime.threads.worker_threads import WorkerThreads
 from ...storage.door import door_of, scheme_of
 from .list_content import BYTES_MAX, DamagedList, Erasure, ListContent
-from .ranges import Numbers, RedactionList
+from .ranges import RedactionList
 
 _LOG = logging.getLogger("tokenfeed.server")
 

@@ -15,7 +15,7 @@ import numpy as np
 from tokenfeed.errors import InvalidCorpus
 
 from ...runtime.exceptions import log_safe_name
-from ...storage.documents.index_file import index_paths
+from ...storage.beside import path_beside
 from ...storage.door import scheme_of
 from ...storage.narrowing import Narrowing
 from ...storage.store import TokenStore
@@ -34,7 +34,7 @@ def list_path(store: TokenStore) -> str:
     """
     if scheme_of(store.shards[0].path):
         return ""
-    return index_paths(store.shards, store.stored, SUFFIX, None)[0]
+    return path_beside(store.shards, store.stored, SUFFIX)
 
 
 def open_lists(

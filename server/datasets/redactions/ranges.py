@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tokenfeed.sampling.spans import Numbers
 from tokenfeed.stream.identity import redaction_list_hash
 
 from ...storage.bytes import PIECE_BYTES
 
-Numbers = npt.NDArray[np.int64]
 Triple = tuple[int, int, int]
 """A range: number of its file, its first token, and the token behind its last one."""
 

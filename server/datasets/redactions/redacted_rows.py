@@ -73,7 +73,7 @@ class Redactor:
         datasets: Sequence[RedactedDataset],
         stream: Stream,
         planes: Sequence[int] = (),
-    ) -> RowStore:
+    ) -> Rows:
         """Return the rows of a stream as it has them: rows itself if nothing is redacted, erased,
         or requested of plane 53.
 
@@ -135,7 +135,7 @@ def _lacking(dataset: RedactedDataset, list_hash: bytes) -> StreamMismatch:
     return StreamMismatch("redactions", f"{problem}; copy its list file to this server")
 
 
-def are_same(one: RowStore, other: RowStore) -> bool:
+def are_same(one: Rows, other: Rows) -> bool:
     """Return whether two results of a `Redactor.wrap` redact and refuse the same tokens."""
     if isinstance(one, RedactedRows) and isinstance(other, RedactedRows):
         return one.covering is other.covering
@@ -143,7 +143,7 @@ def are_same(one: RowStore, other: RowStore) -> bool:
 
 
 class RedactedRows:
-    """A RowStore: the rows of another one, redacted.
+    """The rows of a RowStore, redacted; what else a reader asks, it asks that store.
 
     What is redacted is found for thousands of rows at once, as they are planned (`Spans.whole`):
     for each frame by itself it took 65 us of 350. 10,000 ranges, 2 shared cores, 2026-11.
@@ -158,33 +158,6 @@ class RedactedRows:
         self._datasets = datasets
         self._found: _RowHits | None = None
         """Of the rows that were planned last: all their frames need it, for planes and tokens."""
-
-    @property
-    def shapes(self) -> Sequence[Shape]:
-        """Like `RowStore.shapes`."""
-        return self._rows.shapes
-
-    @property
-    def dtype(self) -> np.dtype[np.unsignedinteger]:
-        """Like `RowStore.dtype`."""
-        return self._rows.dtype
-
-    @property
-    def cold(self) -> bool:
-        """Like `RowStore.cold`."""
-        return self._rows.cold
-
-    def require_intact(self) -> None:
-        """Like `RowStore.require_intact`."""
-        self._rows.require_intact()
-
-    def ready_count(self, spans: Spans, planes: Sequence[int] = ()) -> int | None:
-        """Like `RowStore.ready_count`."""
-        return self._rows.ready_count(spans, planes)
-
-    def advise(self, spans: Spans, planes: Sequence[int] = (), due_seconds: float = 0.0) -> None:
-        """Like `RowStore.advise`."""
-        self._rows.advise(spans, planes, due_seconds)
 
     def gather(self, spans: Spans, tokens: TokenArray, patient: bool = True) -> None:
         """Like `RowStore.gather`, with the fill in place of redacted tokens.
@@ -256,6 +229,10 @@ class RedactedRows:
             *self.covering.in_file(segment, source, shard),
             row=int(found.hits.row[place]),
         )
+
+
+Rows = RowStore | RedactedRows
+"""The rows of a stream as it has them: what gathers them and their planes."""
 
 
 class _RowHits(NamedTuple):

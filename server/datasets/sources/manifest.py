@@ -100,24 +100,8 @@ def read_splits(folder: str) -> list[ManifestSplit] | None:
                 tuple(os.path.join(folder, name, shard["name"]) for shard in split["shards"]),
                 _hash(split["fingerprint"]),
                 _hash(split["digest"]),
-                tuple(
-                    (
-                        os.path.join(folder, name, shard["loss_mask"]),
-                        int(shard["tokens"]),  # one byte per token
-                        _hash(shard["loss_mask_sha256"]),
-                    )
-                    for shard in split["shards"]
-                    if "loss_mask" in shard
-                ),
-                tuple(
-                    (
-                        os.path.join(folder, name, shard["document_ids"]),
-                        int(shard["document_ids_bytes"]),
-                        _hash(shard["document_ids_sha256"]),
-                    )
-                    for shard in split["shards"]
-                    if "document_ids" in shard
-                ),
+                _listed(os.path.join(folder, name), split, "loss_mask", "tokens"),  # a byte each
+                _listed(os.path.join(folder, name), split, "document_ids", "document_ids_bytes"),
             )
             for name, split in content["splits"].items()
         ]
@@ -126,6 +110,15 @@ def read_splits(folder: str) -> list[ManifestSplit] | None:
     if not splits or not all(split.paths for split in splits):
         raise InvalidCorpus(path, "lists no shards")
     return splits
+
+
+def _listed(folder: str, split: dict[str, Any], what: str, size: str) -> tuple[ListedFile, ...]:
+    """Return the files of a kind beside shards.  what, size: fields of a shard, if it has one."""
+    shards = [shard for shard in split["shards"] if what in shard]
+    return tuple(
+        (os.path.join(folder, each[what]), int(each[size]), _hash(each[f"{what}_sha256"]))
+        for each in shards
+    )
 
 
 def _hash(digits: str) -> bytes:

@@ -40,7 +40,7 @@ def require_one_split(
     # What all begin with says nothing, as in train_test_split_train and train_test_split_test.
     same = os.path.commonprefix([name.lower() for name in names])  # noqa: RUF071
     same = re.sub("[a-z0-9]*$", "", same)
-    found = [_split_words(name[len(same) :]) for name in names]
+    found = [frozenset(_WORD.findall(name[len(same) :].lower())) for name in names]
     shared = frozenset.intersection(*found)
     splits: dict[frozenset[str], list[int]] = defaultdict(list)
     for number, own in enumerate(found):
@@ -92,10 +92,6 @@ def _folder_of(word: str) -> str:
     if not exists(word) and (magic := re.search(r"[*?[]", word)):
         return word[: word.rfind(os.sep, 0, magic.start()) + 1] or os.curdir
     return os.path.dirname(word) or os.curdir
-
-
-def _split_words(name: str) -> frozenset[str]:
-    return frozenset(_WORD.findall(name.lower()))
 
 
 def _pattern(wanted: Sequence[str], paths: Sequence[str]) -> str:

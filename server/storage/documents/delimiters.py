@@ -60,6 +60,11 @@ class Delimiters:
         return {option: token for option, token in both.items() if token is not None}
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The options that are set, as on a command line."""
+        return tuple(f"{option} {token}" for option, token in self.options.items())
+
+    @property
     def suffix(self) -> str:
         """The end of the name of the file of what they separate: servers with other delimiters keep
         other files. "" if there is none.

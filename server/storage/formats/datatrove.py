@@ -15,8 +15,7 @@ from tokenfeed.errors import InvalidCorpus
 from ..door import exists, open_file
 from ..layout import STORED, Documents, Ends, Layout, Stored
 from ..open_file import OpenFile
-from .documents import require_ascending
-from .layout import FormatOptions, all_tokens
+from .layout import FormatOptions, all_tokens, require_ascending
 
 NAME = "datatrove"
 SUFFIX = ".ds"

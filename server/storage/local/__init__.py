@@ -2,12 +2,11 @@
 
 door.py            finds and opens them
 choice.py          how those of a dataset are read, and why
-local_bytes.py     what both ways have in common: truncated files are detected within an extent
+local_bytes.py     what both ways have in common: retries, truncated and changed files
 mapped_bytes.py    files in one range of memory; the kernel copies out of the map
 pread_bytes.py     files read by pread, for network file systems
 file_table.py      all of them by number: addresses, and the last bytes that are not 0
 descriptors.py     the descriptors of pread_bytes.py: all files, or those used last
-file_changes.py    changes of the files since they were opened, and retries of failed reads
 shard.py           one file: its layout, its stat, its last bytes
 files.py           opens one
 replacing.py       a file that takes the place of another one

@@ -28,10 +28,9 @@ from ..door import ReadLayout
 from ..option_names import READ
 from . import syscalls
 from .copying import Copier, best_copier
-from .file_changes import FailedRead
 from .file_table import FILES
 from .files import LocalFile, open_local_file, size_on_disk
-from .local_bytes import LocalBytes, suspect_files
+from .local_bytes import FailedRead, LocalBytes, suspect_files
 from .shard import Shard
 
 _PIECES_AHEAD = 4

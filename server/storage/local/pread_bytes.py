@@ -25,9 +25,8 @@ from ...runtime.threads.worker_threads import WorkerThreads
 from ..bytes import PIECE_BYTES, ByteArray, Extents, Numbers
 from ..door import ReadLayout
 from .descriptors import Descriptors, descriptors_for
-from .file_changes import FailedRead
 from .files import LocalFile, open_descriptor, open_local_file
-from .local_bytes import LocalBytes
+from .local_bytes import FailedRead, LocalBytes
 from .shard import FileChange, FileStat, Shard
 
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from mmap import mmap
 from typing import Any, NamedTuple, TypeVar, cast
@@ -215,11 +215,9 @@ class Bucket:
         """Return what is known of an object; None if there is none.  Raises: Denied, Away."""
         import obstore
 
-        try:
-            with self._counted(INDEX):
-                return Pin.of(self._renewing(lambda store: obstore.head(store, key)))
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError):
+            return Pin.of(self._listed(lambda store: obstore.head(store, key)))
+        return None
 
     def folder(self, key: str) -> tuple[list[tuple[str, Pin]], list[str]]:
         """Return the keys of what lies in a folder: objects with what is known of them, and
@@ -228,8 +226,7 @@ class Bucket:
         import obstore
 
         prefix = f"{key}/" if key else None
-        with self._counted(INDEX):
-            found = self._renewing(lambda store: obstore.list_with_delimiter(store, prefix))
+        found = self._listed(lambda store: obstore.list_with_delimiter(store, prefix))
         objects = [(each["path"], Pin.of(each)) for each in found["objects"]]
         return objects, [each.rstrip("/") for each in found["common_prefixes"]]
 
@@ -253,17 +250,15 @@ class Bucket:
                 found += [(each["path"], Pin.of(each)) for each in chunk]
             return found
 
-        with self._counted(INDEX):
-            return self._renewing(listed)
+        return self._listed(listed)
 
     def has_below(self, key: str) -> bool:
         """Return whether there is an object below a folder.  Raises: Denied, Away."""
         import obstore
 
-        with self._counted(INDEX):
-            return self._renewing(
-                lambda store: any(map(len, obstore.list(store, f"{key}/", chunk_size=1)))
-            )
+        return self._listed(
+            lambda store: any(map(len, obstore.list(store, f"{key}/", chunk_size=1)))
+        )
 
     def _answered(
         self, key: str, options: Mapping[str, Any], reason: str, is_pinned: bool
@@ -321,13 +316,13 @@ class Bucket:
                     raise Denied(errno.EACCES, str(error.strerror)) from error
                 self._renewed += 1
 
-    @contextmanager
-    def _counted(self, reason: str) -> Iterator[None]:
+    def _listed(self, ask: Callable[[Any], Answer]) -> Answer:
+        """Like `_renewing`, for what is asked of names: counted as one request."""
         require_own_process(self.url.bucket)
         try:
-            yield
+            return self._renewing(ask)
         finally:
-            REQUESTS.add(reason, 0)
+            REQUESTS.add(INDEX, 0)
 
 
 @contextmanager

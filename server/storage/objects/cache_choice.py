@@ -62,28 +62,29 @@ def open_cache(
     if size_bytes is not None and slots_of(size_bytes) < SLOTS_MIN:
         problem = f"is {size_bytes}; it takes {size_of(SLOTS_MIN)} bytes or more"
         raise InvalidRequest(OBJECT_CACHE_BYTES, problem)
-    if not objects or folder == NO_CACHE:
-        if objects:
-            _LOG.info("object cache off: each epoch fetches its rows again")
-            _LOG.info(_costs(objects, prices))
+    if not objects:
         return None
     _LOG.info(_costs(objects, prices))
+    if folder == NO_CACHE:
+        _LOG.info("object cache off: each epoch fetches its rows again")
+        return None
     shards = (shard for each in objects for shard in each.shards)
     sizes = {shard.identity or id(shard): shard.content_bytes for shard in shards}
     block_count = sum(-(-each // BLOCK_BYTES) for each in sizes.values())
     if folder is not None:
         try:
-            slab = _opened(folder, size_bytes, block_count, left_bytes=0)
+            slab = _opened(folder, size_bytes, block_count)
             return _cache(slab, objects, folder)
         except UnusableFolder as problem:
             raise InvalidRequest(OBJECT_CACHE, f"{problem}; or pass {NO_CACHE}") from None
     own = os.path.join(_SHARED_FOLDER, f"tokenfeed-{os.geteuid()}")
     problems = []
     for chosen in (cache_folder(), own) if "KUBERNETES_SERVICE_HOST" not in os.environ else ():
-        slab_or_problem = _opened_unasked(chosen, size_bytes, block_count)
-        if isinstance(slab_or_problem, Slab):
-            return _cache(slab_or_problem, objects, chosen)
-        problems.append(slab_or_problem)
+        try:
+            slab = _opened(chosen, size_bytes, block_count, is_default=True)
+            return _cache(slab, objects, chosen)
+        except UnusableFolder as problem:  # noqa: PERF203 - of two folders
+            problems.append(str(problem))
     why = "; ".join(problems) or "the limit of a pod's disk is not known here"
     _LOG.warning(
         "object cache off, each epoch fetches its rows again: %s; %s DIR names a local disk, and "
@@ -161,15 +162,19 @@ def _cache(slab: Slab, objects: Sequence[ObjectBytes], folder: str) -> ObjectCac
     return cache
 
 
-def _opened(folder: str, size_bytes: int | None, block_count: int, left_bytes: int) -> Slab:
-    """Open a slab.  left_bytes: of the disk, that stay free.  Raises: UnusableFolder."""
+def _opened(
+    folder: str, size_bytes: int | None, block_count: int, *, is_default: bool = False
+) -> Slab:
+    """Open a slab.  is_default: whether the folder was not asked for.  Raises: UnusableFolder."""
     system = file_systems([_existing(folder)])[0]
+    if is_default and (system in _NO_DISKS or not os.path.isabs(folder)):
+        raise UnusableFolder(f"{folder} is on no disk ({system})")
     if is_read_by_pread(system):
         raise UnusableFolder(f"{folder} is on {system}, which is no local disk")
     size_now, wanted = size_in(folder), size_bytes
     if wanted is None:
         free = shutil.disk_usage(_existing(folder)).free + size_now
-        most = min(free // 2, free - left_bytes)
+        most = min(free // 2, free - (_FREE_BYTES_MIN if is_default else 0))
         if slots_of(most) < SLOTS_MIN:
             raise UnusableFolder(f"the disk of {folder} has too little room ({free} bytes free)")
         wanted = min(most, size_of(max(SLOTS_MIN, block_count)))
@@ -183,17 +188,6 @@ def _opened(folder: str, size_bytes: int | None, block_count: int, left_bytes: i
             *(slab.size_bytes, size_bytes),
         )
     return slab
-
-
-def _opened_unasked(folder: str, size_bytes: int | None, block_count: int) -> Slab | str:
-    """Open a slab in a default folder; return why it cannot be used otherwise."""
-    system = file_systems([_existing(folder)])[0]
-    if system in _NO_DISKS or not os.path.isabs(folder):
-        return f"{folder} is on no disk ({system})"
-    try:
-        return _opened(folder, size_bytes, block_count, left_bytes=_FREE_BYTES_MIN)
-    except UnusableFolder as problem:
-        return str(problem)
 
 
 def _existing(folder: str) -> str:

@@ -15,7 +15,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .buckets import Bucket, Denied, Pin, bucket_of
 from .urls import Url
@@ -38,6 +39,7 @@ class Folder(NamedTuple):
     folders: frozenset[str]
 
 
+@dataclass(eq=False, slots=True)
 class _Known:
     """What is known of a folder.
 
@@ -46,13 +48,11 @@ class _Known:
     names for looks.
     """
 
-    __slots__ = ("found", "is_long", "lock", "looks", "until")
-
-    def __init__(self) -> None:
-        """Begin with nothing that was listed."""
-        self.lock = threading.Lock()
-        self.until, self.found = 0.0, cast("Folder | None", None)
-        self.looks, self.is_long = 0, False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    until: float = 0.0
+    found: Folder | None = None
+    looks: int = 0
+    is_long: bool = False
 
     @property
     def is_fresh(self) -> bool:
@@ -143,13 +143,11 @@ class Listing:
             if pages_max is not None and known.is_long:
                 return None
             found: Folder | None = None
-            try:
+            with suppress(Denied):  # a public bucket whose objects can be read has often no list
                 found = _folder(bucket_of(url), url.key, pages_max)
-            except Denied:
-                pass  # a public bucket whose objects can be read has often no list
-            except _TooLong:
-                known.is_long = True
-                return None
+                if found is None:
+                    known.is_long = True
+                    return None
             known.found, known.until = found, time.monotonic() + _KEPT_SECONDS
         self._make_room()
         return found
@@ -218,15 +216,10 @@ class Listing:
         return keys if not rest else [key for each in keys for key in self._walk(url, each, rest)]
 
 
-class _TooLong(Exception):
-    """A folder has more names than it may."""
+def _folder(bucket: Bucket, key: str, pages_max: int | None) -> Folder | None:
+    """Return what lies in a folder; None if it takes more lists of what is below it than it may.
 
-
-def _folder(bucket: Bucket, key: str, pages_max: int | None) -> Folder:
-    """Return what lies in a folder.
-
-    pages_max: how many lists of what is below it it may take; None for any number.
-    Raises: _TooLong, Denied, Away.
+    pages_max: how many; None for any number.  Raises: Denied, Away.
     """
     begin = f"{key}/" if key else ""
     if pages_max is None:
@@ -234,7 +227,7 @@ def _folder(bucket: Bucket, key: str, pages_max: int | None) -> Folder:
     else:
         below = bucket.below(key, pages_max)
         if below is None:
-            raise _TooLong
+            return None
         objects = below
         ends = [path.find("/", len(begin)) for path, _ in below]
         folders = [path[:end] for (path, _), end in zip(below, ends, strict=True) if end >= 0]

@@ -80,7 +80,7 @@ def expected_digest(paths: list[Path]) -> bytes:
 
 
 def kept_digest(dataset: Dataset) -> bytes:
-    return read_digest(dataset.store.files, dataset.store.stored)
+    return read_digest(dataset.store)
 
 
 def never() -> bool:

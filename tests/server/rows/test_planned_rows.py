@@ -8,7 +8,7 @@ import pytest
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.plan import PLAN_ROWS, Shape, plan
 from tokenfeed.sampling.spans import Spans
-from tokenfeed.server.rows.planned_rows import PlannedRows
+from tokenfeed.server.rows.reader import PlannedRows
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 

@@ -27,9 +27,8 @@ from tokenfeed.server.rpc.frame_producer import FrameProducer, Schedulers
 from tokenfeed.server.storage.bytes import Extents
 from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local import file_changes
-from tokenfeed.server.storage.local.file_changes import FailedRead
-from tokenfeed.server.storage.local.local_bytes import LocalBytes
+from tokenfeed.server.storage.local import local_bytes
+from tokenfeed.server.storage.local.local_bytes import FailedRead, LocalBytes
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import from_message
 
@@ -82,7 +81,7 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
         right(extents, target)
 
     monkeypatch.setattr(store.files, "_read", read)
-    monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (60.0,))
+    monkeypatch.setattr(local_bytes, "_PAUSES_SECONDS", (60.0,))
     assert frames(dataset, 0, scheduler) == 1
     assert not store.cold
 
@@ -127,7 +126,7 @@ def test_a_failed_read_is_still_retried(
         right(extents, target)
 
     monkeypatch.setattr(store.files, "_read", read)
-    monkeypatch.setattr(file_changes, "_PAUSES_SECONDS", (0.001,) * 4)
+    monkeypatch.setattr(local_bytes, "_PAUSES_SECONDS", (0.001,) * 4)
     for _ in range(2):
         failures = 3
         assert frames(dataset, 0) == 1

@@ -34,6 +34,7 @@ from tokenfeed.server.datasets.redactions.list_writing import now, write_list
 from tokenfeed.server.datasets.redactions.overlay import Overlay, files_left, overlay_of
 from tokenfeed.server.datasets.redactions.ranges import TokenRanges
 from tokenfeed.server.runtime.exceptions import log_safe_name
+from tokenfeed.server.storage.digest_file import digest_path, write_digest
 from tokenfeed.server.storage.door import door_of
 from tokenfeed.server.storage.formats import GIVEN, Layout, recognize
 from tokenfeed.server.storage.local.choice import mount_points
@@ -119,9 +120,9 @@ def keep_digest(content: ListContent, store: TokenStore) -> None:
     if content.erasure is None or not content.erasure.digest:
         return
     try:
-        store.keep_digest(content.erasure.digest)
+        write_digest(store, content.erasure.digest)
     except OSError as error:
-        name = log_safe_name(store.digest_path)
+        name = log_safe_name(digest_path(store))
         _LOG.warning("digest not kept file=%s: %s", name, error.strerror)
 
 

@@ -15,7 +15,7 @@ from tokenfeed.errors import InvalidRequest, NotFound, listed
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import PlaneOptions
-from tokenfeed.server.datasets.provenance.documents import DatasetDocuments, Document
+from tokenfeed.server.datasets.provenance.documents import DatasetDocuments
 from tokenfeed.server.datasets.redactions.erased_files import locked_records, require_listed
 from tokenfeed.server.datasets.redactions.list_content import (
     RANGES_MAX,
@@ -248,7 +248,7 @@ def _document_ranges(dataset: Dataset, chosen: Selection) -> Iterator[Triple]:
         return
     dataset.search_now()
     documents = DatasetDocuments(dataset)
-    found: list[Document] = [documents.by_number(number) for number in chosen.documents]
+    found = [documents.by_number(number) for number in chosen.documents]
     for wanted in chosen.ids:
         found += documents.by_id(wanted, RANGES_MAX)
     for one in found:

@@ -34,7 +34,8 @@ def test_every_document_is_found_by_its_number_and_in_its_file(tmp_path: Path, f
         assert found.first_numbers[-1] == len(expected)
         for number, (file, first, end) in enumerate(expected):
             one = found.by_number(number)
-            assert one[:1] + one[2:] == (number, file, first, end)
+            assert (one.number, one.file) == (number, file)
+            assert (one.first_token, one.end_token) == (first, end)
             own = found.of_file(file)
             place = number - own.first_number
             assert (own.first_tokens[place], own.end_tokens[place]) == (first, end)
@@ -93,7 +94,8 @@ def test_tokens_between_documents_are_of_none(tmp_path: Path) -> None:
         assert not own.have_all_tokens
         pairs = zip(own.first_tokens.tolist(), own.end_tokens.tolist(), strict=True)
         assert list(pairs) == [(2, 5), (5, 5), (9, 12)]
-        assert [each[3:] for each in documents.described(0, [0, 2])] == [(2, 5), (9, 12)]
+        described = documents.described(0, [0, 2])
+        assert [(one.first_token, one.end_token) for one in described] == [(2, 5), (9, 12)]
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:

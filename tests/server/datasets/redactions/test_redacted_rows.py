@@ -239,7 +239,8 @@ def test_redacted_tokens_are_replaced_and_nothing_else_is(
     plain = gather_block(stream.store, spans, stream.planes)
     expected, runs, _ = walked(spans, plain.tokens, sources)
 
-    found = gather_block(redacted(stream, sources), spans, [*stream.planes, 53])
+    rows = redacted(stream, sources)
+    found = gather_block(rows, spans, [*stream.planes, 53], dtype=stream.store.dtype)
 
     assert found.tokens.dtype == plain.tokens.dtype
     assert found.tokens.tolist() == expected.tolist()
@@ -267,12 +268,12 @@ def test_a_row_is_refused_if_and_only_if_a_deleted_token_of_it_is_not_redacted(
     for row in range(SAMPLES):
         spans = stream.spans[row : row + 1]
         if row not in deleted:
-            found = gather_block(store, spans, [53])
+            found = gather_block(store, spans, [53], dtype=plain.tokens.dtype)
             assert found.tokens.tolist() == expected[row : row + 1].tolist()
             assert contents(found.planes[0]) == [np.array(runs[row], "<u4").tobytes()]
             continue
         with pytest.raises(Deleted, match="tokens were deleted"):
-            gather_block(store, spans)
+            gather_block(store, spans, dtype=plain.tokens.dtype)
 
 
 @pytest.mark.parametrize("case", GOLDEN)
@@ -288,7 +289,7 @@ def test_rows_are_redacted_as_published(case: dict[str, Any]) -> None:
     assert gather_block(store, spans).tokens.tolist() == [case["tokens"]]
 
     rows = RedactedRows(store, Covering.of((SourceLists(store.shape, in_force),)), [])
-    found = gather_block(rows, spans, [53])
+    found = gather_block(rows, spans, [53], dtype=store.dtype)
 
     assert found.tokens.tolist() == [case["sent"]]
     assert found.planes[0].content.tobytes().hex() == case["redacted"]
@@ -302,7 +303,7 @@ def test_what_was_deleted_is_named_without_its_folder(datasets: dict[str, Datase
     spans = Spans.of_windows(T + 1, np.array([0, 1]), np.array([8, 0]), source=1)
 
     with pytest.raises(Deleted) as caught:
-        gather_block(redacted(stream, sources), spans)
+        gather_block(redacted(stream, sources), spans, dtype=stream.store.dtype)
 
     assert str(caught.value).startswith("dataset: 'u2': tokens were deleted")
     assert "(u2-1.npy, tokens [3, 9))" in str(caught.value)
@@ -341,7 +342,7 @@ def test_a_stream_with_many_lists_in_force_is_prepared_once(
 
     assert (computed, prepared) == ([1, 1], [1])  # the latest list, and that of the stream
     spans = Spans.of_windows(T + 1, np.array([0]), np.array([20]))
-    found = gather_block(rows[-1], spans).tokens[0]
+    found = gather_block(rows[-1], spans, dtype=dataset.store.dtype).tokens[0]
     assert found[1] == 0  # token 21, which the last of the lists in force has
     assert found[4] != 0  # token 24, which only the latest one has
 
