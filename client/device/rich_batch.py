@@ -14,7 +14,6 @@ import torch
 from tokenfeed.errors import InvalidRequest
 
 from .numpy_batch import BatchAttributes
-from .target_mask import IGNORED_TARGET
 
 
 class RichBatch(BatchAttributes[torch.Tensor]):
@@ -38,9 +37,6 @@ class RichBatch(BatchAttributes[torch.Tensor]):
         tokens[:, :-1] = self.x
         tokens[:, -1] = self._delivered(self._host.last_tokens.copy())
         return tokens
-
-    def _learned(self) -> torch.Tensor:
-        return self.y != IGNORED_TARGET
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
