@@ -462,14 +462,27 @@ def group_blocks(order: Order, group_tokens: int, weight: int = 1, block_size: i
     return 1 << (share.bit_length() - 1)
 
 
-def groups_of(order: str, group_tokens: int | None) -> int:
-    """Return `group_blocks` of one dataset for a command.
+def dataset_stream(
+    dataset: str,
+    order: str,
+    seed: int,
+    context_length: int,
+    long: str | None,
+    group_tokens: int | None,
+) -> Stream:
+    """Return the stream over one dataset that a user asks for.
 
-    order: its name.  group_tokens: what a user passed; None is the default.
+    dataset: is its name; "" is the only one of a server.  order: is the name of its order.
+    seed, context_length: are those of the stream.  long: is what a user passed, as for
+    `long_argument`.  group_tokens: is what a user passed; None is the default.
     Raises: InvalidRequest; NotFound for an unknown order.
     """
-    tokens = GROUP_TOKENS if group_tokens is None else group_tokens
-    return group_blocks(orders.latest(order), group_tokens_argument("group_tokens", tokens))
+    named, long_documents = orders.latest(order), long_argument(order, long)
+    given = GROUP_TOKENS if group_tokens is None else group_tokens
+    blocks = group_blocks(named, group_tokens_argument("group_tokens", given))
+    return Stream.of_dataset(
+        dataset, named, seed, context_length, long_documents, group_blocks=blocks
+    )
 
 
 def long_argument(order: str, long: str | None, name: str = "long") -> str:
