@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
-from tokenfeed.stream.position import require_range
 
 from ..runtime.arguments import (
     count,
@@ -66,9 +65,7 @@ def _order(name: str, value: str) -> str:
 
 
 def _bytes(name: str, value: int) -> int:
-    size = integer(name, value)
-    require_range(name, size, 0, 1 << 63)
-    return size
+    return integer(name, value, 0, 1 << 63)
 
 
 def _timeouts(name: str, value: Timeouts) -> Timeouts:
