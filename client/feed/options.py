@@ -27,7 +27,7 @@ from ..runtime.arguments import (
 )
 from ..source.plane_selection import LOSS_MASKS, LossMask
 from ..transport.credentials import Credentials
-from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from ..transport.timeouts import Timeouts
 from .mixture.recipe import GROUP_TOKENS, Mixture, group_tokens_argument
 from .ranks.coordinates import Group
 
@@ -179,7 +179,7 @@ class SharedOptions(TypedDict, total=False):
     timeouts: Annotated[
         Timeouts,
         Option(
-            DEFAULT_TIMEOUTS,
+            Timeouts(),
             _timeouts,
             "say how long the feed waits for one server, and for all servers together.",
         ),
