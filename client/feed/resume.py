@@ -48,7 +48,7 @@ from .differences import (
 )
 from .feed_stream import FeedStream
 from .lengths import require_uncounted
-from .mixture.continuation import SavedMixture, continued
+from .mixture.continuation import SavedMixture, continued, length_dropped
 from .state import State
 
 
@@ -160,7 +160,9 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
         same = replace(theirs, dataset=source.dataset)
         stream = replace(saved, sources=_with(saved.sources, same))
         return _Plan(stream, sample, {number: number}, ())
-    messages += _lengths_dropped(rest)
+    for before, later in pairwise(rest.stages):
+        if before.context_length != later.context_length:
+            messages.append(length_dropped(later))
     begin = state.history.ahead_of(sample)
     names = {name for name, _, _ in differing}
     stream, now_number = _with_source(saved, source, length)
@@ -183,16 +185,6 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     stream = stream.with_stages((*begun, new))
     now_of = {} if "fingerprint" in names else {number: now_number}
     return _Plan(stream, goes_on, now_of, tuple(messages))
-
-
-def _lengths_dropped(rest: Stream) -> tuple[str, ...]:
-    """Return messages of changes of the context length that a state has ahead, and a feed drops."""
-    return tuple(
-        f"change of the context length is dropped asked={later.asked} "
-        f"context_length={later.context_length}"
-        for before, later in pairwise(rest.stages)
-        if before.context_length != later.context_length
-    )
 
 
 def _with(sources: Sequence[Source], source: Source) -> tuple[Source, ...]:
