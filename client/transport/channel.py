@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -72,10 +72,6 @@ _OPTIONS = (
 )
 _GENERATION = "tokenfeed.generation"
 """gRPC ignores this option, but only channels with equal options share a connection."""
-
-
-if TYPE_CHECKING:
-    _Rows = grpc.UnaryStreamMultiCallable[bytes, bytes]
 
 
 class Call(Protocol):
@@ -177,12 +173,6 @@ class Channel:
                 ("grpc.default_authority", authority),
             ]
         self._channel = _open(target, credentials, options)
-        self._rows: dict[str, _Rows] = {
-            kind.DESCRIPTOR.full_name: self._channel.unary_stream(
-                _METHODS[kind.DESCRIPTOR.full_name]
-            )
-            for kind in (pb.GetBatchRequest, pb.GetRowsRequest)
-        }
 
     def get_batch(
         self,
@@ -194,7 +184,9 @@ class Channel:
 
         timeout_seconds: when the call ends by itself; None: never.
         """
-        return self._rows[request.DESCRIPTOR.full_name](
+        method = _METHODS[request.DESCRIPTOR.full_name]
+        callable_: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method)
+        return callable_(
             request.SerializeToString(),
             timeout=timeout_seconds,
             metadata=self._credentials.metadata(self.target),
