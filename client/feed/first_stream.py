@@ -36,9 +36,9 @@ def first_stream(
     context_length: int | Mapping[int | str, int],
     options: FeedOptions,
     open_datasets: Callable[..., Datasets],
-) -> tuple[FeedStream, PlaneSelection, RankAgreement | None]:
-    """Return what a feed reads, the planes that the feed wants, and what compares the feed with
-    other ranks (None if there is nothing to compare). Does no I/O.
+) -> tuple[FeedStream, RankAgreement | None]:
+    """Return what a feed reads, and what compares the feed with other ranks (None if there is
+    nothing to compare). Does no I/O.
 
     Call this once for each feed, in the order in which feeds are created: the n-th feed of one rank
     is compared with the n-th feed of the others.
@@ -81,7 +81,7 @@ def first_stream(
         batch_sizes={length: batch_size},
         pending=lengths,
     )
-    return found, planes, agreement
+    return found, agreement
 
 
 def _require_changeable(definition: Definition, begin: Position, options: FeedOptions) -> None:
