@@ -5,6 +5,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from fractions import Fraction
 
 from tokenfeed.errors import (
@@ -265,12 +266,10 @@ def order_rows(dataset: pb.Dataset, order: str) -> pb.OrderRows:
 
 def without_rows(datasets: Descriptions) -> Descriptions:
     """Return descriptions without the rows, which are of one context length."""
-    found = []
-    for dataset in datasets:
-        found.append(pb.Dataset())
-        found[-1].CopyFrom(dataset)
-        del found[-1].rows[:]
-    return tuple(found)
+    found = deepcopy(datasets)
+    for dataset in found:
+        del dataset.rows[:]
+    return found
 
 
 def with_hashes(known: Descriptions | None, other: Descriptions) -> Descriptions:
@@ -283,8 +282,7 @@ def with_hashes(known: Descriptions | None, other: Descriptions) -> Descriptions
 
 
 def _with_hashes(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
-    learned = pb.Dataset()
-    learned.CopyFrom(known)
+    learned = deepcopy(known)
     learned.digest = known.digest or other.digest
     for plane in learned.planes:
         plane.fingerprint = plane.fingerprint or plane_fingerprint(other, plane.kind)
