@@ -62,10 +62,7 @@ def with_length(
 def _with_cure(
     error: TooEarly, stages: Sequence[Stage], changed: Callable[[int], object]
 ) -> InvalidRequest:
-    """Return the error with the first sample that no source refuses.
-
-    stages: are those of the stream.  changed: asks for the change at a sample.
-    """
+    """Return the error with the first sample that no source refuses.  changed: asks for one."""
     sample, found = error.sample, f"none of the next {_CURES_MAX} samples that may be right is"
     for _ in range(_CURES_MAX):
         try:

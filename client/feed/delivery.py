@@ -73,10 +73,8 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     @abstractmethod
     def _transfer(self, rows: int) -> Transfer[Array]:
-        """Return what moves batches to the model; for the planes in `_stream.masks`, with
-        `_note`.
-
-        rows: of a batch.
+        """Return what moves batches of this many rows to the model; for the planes in
+        `_stream.masks`, with `_note`.
         """
 
     def _note(self) -> Note | None:
@@ -247,11 +245,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         before: Snapshot,
         after: Snapshot,
     ) -> Rich:
-        """Return a batch with all that it carries.
-
-        noted: what the host knows of it.  stream: that it comes from.  before, after:
-        `stream.cursor.current` before and behind it.
-        """
+        """Return a batch with all that it carries.  before, after: the cursor before and behind."""
         rows = cache(partial(stream.rows_at, before[0]))
         return self._rich_batch(
             *batch,

@@ -554,8 +554,6 @@ def _redacted_feed(
 ) -> Feed[Array, Rich, OneEpoch]:
     """Make a feed with redactions that are in force from its first row on. Not a method, so that
     another process can be told to call it.
-
-    kind: its class.  lists: their hashes.  The others are its arguments.
     """
     feed = kind(target, 1, context_length, **{**options, "fingerprint": fingerprint})
     for each in lists:

@@ -85,10 +85,7 @@ def first_stream(
 
 
 def _require_changeable(definition: Definition, begin: Position, options: FeedOptions) -> None:
-    """Raise InvalidRequest unless the arguments of a feed allow several context lengths.
-
-    begin: of the stream.
-    """
+    """Raise InvalidRequest unless the arguments of a feed allow several context lengths."""
     length, lengths = definition.stream.context_length, definition.lengths
     for source in definition.stream.sources:
         if source.reads_documents:

@@ -138,10 +138,7 @@ class _Plan(NamedTuple):
 
 
 def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]) -> _Plan:
-    """Return the stream over one dataset that continues a state.
-
-    mine: the definition of the feed, with its corpus.  Raises: StreamMismatch, naming what differs.
-    """
+    """Return the stream over one dataset that continues a state.  mine: the feed's definition."""
     saved, sample = state.stream, state.sample
     place = saved.place_of(sample)
     stage, source = saved.stages[place], mine.sources[0]
@@ -265,11 +262,7 @@ def _rescaled(
 def _of_unknown(
     sample: int, before: int, now: int, permission: str, allow: Collection[str]
 ) -> list[str]:
-    """Return what to log where the seen part of an epoch is unknown.
-
-    sample: of the source.  before, now: the context lengths.  permission: to be passed.
-    Raises: StreamMismatch unless allow contains "mid_epoch".
-    """
+    """Return what to log where the seen part of an epoch is unknown.  before, now: lengths."""
     if MID_EPOCH not in allow:
         raise StreamMismatch(
             "context_length",
@@ -283,10 +276,8 @@ def _of_unknown(
 
 
 def _repeated(percent: str, length: int, file_count: int | None) -> str:
-    """Return what repeats in the middle of an epoch at another context length.
-
-    percent: of the epoch, that was seen.  length: the one that follows.  file_count: of the corpus,
-    if it is read in its own order; else None.
+    """Return what repeats in the middle of an epoch at another context length.  percent: was seen.
+    file_count: is None unless the corpus is read in its own order.
     """
     if file_count is None:
         return f"it is another permutation: {percent} of the rest of that epoch was already seen"
@@ -297,10 +288,7 @@ def _repeated(percent: str, length: int, file_count: int | None) -> str:
 
 
 def _rows_before(own: FeedStream, theirs: Source, length: int) -> int:
-    """Return the rows per epoch of a source of a state; 0 if they are not known, or there are none.
-
-    own: what the feed reads now.  length: the context length in the state.
-    """
+    """Return the rows per epoch of a source of a state; 0 if they are not known."""
     mine, described = own.definition.stream.sources[0], own.datasets.await_described()[0]
     # A server knows the rows of all orders of windows, and of documents those of the feed's own.
     of_documents = theirs.order, theirs.long_documents
@@ -366,10 +354,7 @@ def _require_same_mixture(mine: Stream, saved: Stream, sample: int) -> None:
 def _begun_behind(
     mine: Stream, saved: Stream, rest: Stream, state: State, allow: Collection[str], rows: Rows
 ) -> _Plan:
-    """Return the mixture that begins where a run over one dataset was saved.
-
-    rest: of the saved stream, one source.  The others, and Raises: as for `_mixture`.
-    """
+    """Return the mixture that begins where a run over one dataset, that of rest, was saved."""
     (theirs,), length = rest.sources, rest.stages[0].context_length
     ours = next((each for each in mine.sources if each.dataset == theirs.dataset), None)
     messages: tuple[str, ...] = ()
