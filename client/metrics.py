@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 from tokenfeed.commands.extras import missing
 from tokenfeed.errors import InvalidRequest
@@ -84,84 +84,36 @@ def register(
     return _feeds_of(REGISTRY if registry is None else registry).add(name, feed)
 
 
-class _Figure(NamedTuple):
-    """A metric with one value a feed, or none while that is None."""
-
-    family: type[CounterMetricFamily | GaugeMetricFamily]
-    name: str
-    text: str
-    value: Callable[[FeedStats], float | None]
-
-
-_FIGURES = (
-    _Figure(CounterMetricFamily, "batches", "Batches delivered.", lambda s: s.batches),
-    _Figure(CounterMetricFamily, "tokens", "Tokens of x delivered.", lambda s: s.tokens),
-    _Figure(CounterMetricFamily, "rows_received", "Rows received.", lambda s: s.rows_received),
-    _Figure(
-        CounterMetricFamily,
-        "token_bytes_received",
-        "Bytes of the tokens of these rows, as they were sent.",
-        lambda s: s.token_bytes_received,
-    ),
-    _Figure(
-        CounterMetricFamily,
-        "frames_received",
-        "Frames received; 0 with local files.",
-        lambda s: s.frames_received,
-    ),
-    _Figure(
-        CounterMetricFamily,
-        "frame_bytes_received",
-        "Bytes of these frames, as whole messages.",
-        lambda s: s.frame_bytes_received,
-    ),
-    _Figure(
-        CounterMetricFamily,
-        "reconnects",
-        "Times that a stream broke and was resumed.",
-        lambda s: s.reconnects,
-    ),
-    _Figure(
-        GaugeMetricFamily,
-        "waiting_seconds",
-        "Length of the wait in progress; 0 if there is none.",
-        lambda s: s.waiting_seconds,
-    ),
-    _Figure(
-        GaugeMetricFamily,
-        "queue_depth_batches",
-        "Batches that have arrived and wait to be taken.",
-        lambda s: s.queue_depth_batches,
-    ),
-    _Figure(
-        GaugeMetricFamily,
-        "queue_capacity_batches",
-        "Batches that may wait; 0 without a thread.",
-        lambda s: s.queue_capacity_batches,
-    ),
-    _Figure(
-        GaugeMetricFamily,
-        "samples",
-        "Position: samples delivered by all ranks.",
-        lambda s: s.samples,
-    ),
-    _Figure(
-        GaugeMetricFamily,
-        "epoch",
-        "Epoch of the next sample, for an order with epochs.",
-        lambda s: s.epoch,
-    ),
-)
+_FIGURES: dict[type[CounterMetricFamily | GaugeMetricFamily], dict[str, str]] = {
+    CounterMetricFamily: {
+        "batches": "Batches delivered.",
+        "tokens": "Tokens of x delivered.",
+        "rows_received": "Rows received.",
+        "token_bytes_received": "Bytes of the tokens of these rows, as they were sent.",
+        "frames_received": "Frames received; 0 with local files.",
+        "frame_bytes_received": "Bytes of these frames, as whole messages.",
+        "reconnects": "Times that a stream broke and was resumed.",
+    },
+    GaugeMetricFamily: {
+        "waiting_seconds": "Length of the wait in progress; 0 if there is none.",
+        "queue_depth_batches": "Batches that have arrived and wait to be taken.",
+        "queue_capacity_batches": "Batches that may wait; 0 without a thread.",
+        "samples": "Position: samples delivered by all ranks.",
+        "epoch": "Epoch of the next sample, for an order with epochs.",
+    },
+}
+"""Metrics with one value a feed, or none while that is None: fields of FeedStats, in words."""
 
 
 def _families(*found: tuple[str, FeedStats]) -> Iterator[Metric]:
     """Return all metrics, with the values of some feeds, by name."""
-    for figure in _FIGURES:
-        family = figure.family(f"tokenfeed_client_{figure.name}", figure.text, labels=["feed"])
-        for name, stats in found:
-            if (value := figure.value(stats)) is not None:
-                family.add_metric([name], value)
-        yield family
+    for kind, figures in _FIGURES.items():
+        for figure, text in figures.items():
+            family = kind(f"tokenfeed_client_{figure}", text, labels=["feed"])
+            for name, stats in found:
+                if (value := getattr(stats, figure)) is not None:
+                    family.add_metric([name], value)
+            yield family
     waits = HistogramMetricFamily(
         "tokenfeed_client_wait_seconds", "How long each batch was waited for.", labels=["feed"]
     )

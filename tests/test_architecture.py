@@ -84,7 +84,6 @@ REACHES: dict[str, set[str]] = {
     "client.source": CONTRACT | {"google_crc32c", "grpc"},
     "client.device": CONTRACT | {"torch"},
     "client.device.documents": CONTRACT,
-    "client.device.fixed_size": CONTRACT,
     "client.device.host_transfer": CONTRACT,
     "client.device.loaders": CONTRACT,
     "client.device.numpy_batch": CONTRACT,

@@ -96,7 +96,7 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
             (rows, self._shape[1]),
             self._dtype,
             self._dtype,
-            self._masks,
+            self._stream.masks,
             note=self._note(),
             argument="dtype",
         )

@@ -123,7 +123,7 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
         self._device = indexed(self._device)
         shape = (rows, self._shape[1])
         return transfer_for(
-            self._device, shape, self._x_dtype, masks=self._masks, note=self._note()
+            self._device, shape, self._x_dtype, masks=self._stream.masks, note=self._note()
         )
 
 

@@ -82,7 +82,6 @@ class WholeDataset(IterableDataset[Batch]):
         self._feed = feed
         self._epoch = feed.epoch(0, tail="pad")
         self._beginning: dict[str, Any] | None = None
-        self._closed = False
 
     def __len__(self) -> int:
         """Return the number of batches, the same on every rank; asks the server."""
@@ -104,7 +103,7 @@ class WholeDataset(IterableDataset[Batch]):
         return self._from_beginning(self._epoch.batches)
 
     def _from_beginning(self, read: Callable[[], Iterator[Item]]) -> Iterator[Item]:
-        if self._closed:
+        if self.closed:
             # An evaluation of no batch would go unnoticed, or divide by zero.
             raise InvalidRequest("validation_feeds", "are closed; create new ones")
         batches = read()
@@ -121,11 +120,10 @@ class WholeDataset(IterableDataset[Batch]):
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._closed
+        return self._feed.closed
 
     def close(self) -> None:
         """End threads and connection. May be called twice. A `for` in progress stops at once."""
-        self._closed = True
         self._feed.close()
 
     def __repr__(self) -> str:

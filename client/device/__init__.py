@@ -5,6 +5,6 @@ host_transfer.py   to arrays in host memory
 transfer.py        to tensors on a device: by widening.py, and pinned_ring.py for CUDA
 target_mask.py     planes that mask targets -> y = -100
 numpy_batch.py     what a batch has besides x and y; rich_batch.py: the same as tensors
-documents.py       where documents begin; fixed_size.py: in a shape that is the same for each batch
+documents.py       where documents begin
 loaders.py         refuses loaders that would turn batches into others
 """

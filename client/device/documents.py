@@ -25,8 +25,7 @@ from tokenfeed.stream.planes import DOCUMENT_STARTS
 from tokenfeed.stream.position import require_range
 from tokenfeed.wire.row_block import RowBlock
 
-from .fixed_size import INT32_END, least_size, size_cure
-
+_INT32_END = 1 << 31
 _START = np.dtype("<u4")
 Integers = npt.NDArray[np.int64]
 
@@ -138,30 +137,26 @@ class BatchDocuments:
         """Return `cu_seqlens` in a shape that is the same for each batch: int32 [size], filled up
         with B * T. Documents longer than max_seqlen are cut into pieces of max_seqlen.
 
-        size: by default `fixed_size.least_size`, which no batch exceeds.  max_seqlen: by default T.
-        Raises: InvalidRequest if this batch does not fit; `require_size` finds that out beforehand.
+        size: by default `least_size`, which no batch exceeds.  max_seqlen: by default T.
+        Raises: InvalidRequest if this batch does not fit.
         """
         token_count = self._int32_token_count()
         if max_seqlen is None:
             max_seqlen = self.context_length
-        least = least_size(
-            self.batch_size,
-            self.context_length,
-            max_seqlen=max_seqlen,
-            row_documents_max=self.row_documents_max,
-        )
+        limit = self.row_documents_max
+        least = least_size(*self._shape, max_seqlen=max_seqlen, row_documents_max=limit)
         if size is None:
             size = least
-        require_range("size", size, 1, INT32_END)
+        require_range("size", size, 1, _INT32_END)
         firsts = self._pieces(max_seqlen)
         if firsts.size >= size:
-            # A batch above the least size has a row above the limit of documents.
-            limit = self.row_documents_max if firsts.size < least else None
-            raise InvalidRequest(
-                "size",
-                f"{size} is too small for the {firsts.size} sequences of this batch; "
-                + size_cure(*self._shape, max_seqlen, limit),
-            )
+            why = f" with {limit} documents a row"
+            if limit is None or firsts.size >= least:  # a row is above the limit of documents
+                least = least_size(*self._shape)
+                why = ": each token may begin a document"
+            problem = f"{size} is too small for the {firsts.size} sequences of this batch"
+            cure = f"pass at least {least}, which no batch exceeds{why}"
+            raise InvalidRequest("size", f"{problem}; {cure}")
         filled = np.full(size, token_count, np.int32)
         filled[: firsts.size] = firsts
         return filled
@@ -197,7 +192,7 @@ class BatchDocuments:
         return self.batch_size * self.context_length
 
     def _int32_token_count(self) -> int:
-        require_range("batch_size * context_length", self._token_count, 1, INT32_END)
+        require_range("batch_size * context_length", self._token_count, 1, _INT32_END)
         return self._token_count
 
     def _pieces(self, max_seqlen: int) -> Integers:
@@ -213,14 +208,10 @@ class BatchDocuments:
         return pieces
 
     @cached_property
-    def _rows_of_starts(self) -> Integers:
-        return np.repeat(np.arange(self.batch_size), self.row_counts)
-
-    @cached_property
-    def _begins(self) -> tuple[Integers, Integers]:
-        """Rows and offsets in [0, T] at which a document or padding begins, or a row: ascending."""
+    def _inside(self) -> _Segments:
         row_tokens = self.context_length + 1
-        rows, starts = self._rows_of_starts, self.starts
+        # Rows and offsets in [0, T] at which a document or padding begins, or a row: ascending.
+        rows, starts = np.repeat(np.arange(self.batch_size), self.row_counts), self.starts
         keys = [np.arange(self.batch_size) * row_tokens]
         if self.token_counts is not None:
             known = starts < self.token_counts[rows]
@@ -229,12 +220,6 @@ class BatchDocuments:
             keys.append(keys[0][padded] + self.token_counts[padded])
         keys.append(rows * row_tokens + starts)
         rows, offsets = np.divmod(np.sort(np.concatenate(keys), kind="stable"), row_tokens)
-        return rows, offsets
-
-    @cached_property
-    def _inside(self) -> _Segments:
-        """Those of them that begin inside of x."""
-        rows, offsets = self._begins
         inside = offsets < self.context_length
         rows, offsets = rows[inside], offsets[inside]
         bounds = np.empty(rows.size + 1, np.int64)
@@ -243,6 +228,34 @@ class BatchDocuments:
         # Each row has exactly one segment that begins with it.
         places = np.arange(rows.size) - np.flatnonzero(offsets == 0)[rows]
         return _Segments(rows, offsets, places, bounds[:-1], bounds[1:] - bounds[:-1], bounds)
+
+
+def least_size(
+    batch_size: int,
+    context_length: int,
+    *,
+    max_seqlen: int | None = None,
+    row_documents_max: int | None = None,
+) -> int:
+    """Return the least size of `cu_seqlens_fixed` that no batch exceeds.
+
+    max_seqlen: in [1, 2^31), by default T.  row_documents_max: limit of documents in the x of a
+    row, padding included. None: T, since each token may begin a document; the size is then
+    B * T + 1, whatever max_seqlen is.
+
+    A row of at most D documents has the most pieces if all but one of them have one token: that one
+    has T - D + 1. So a row has at most D + (T - D) // max_seqlen, and the batch ends with one more
+    entry.  Raises: InvalidRequest.
+    """
+    if max_seqlen is None:
+        max_seqlen = context_length
+    require_range("max_seqlen", max_seqlen, 1, _INT32_END)
+    documents = context_length
+    if row_documents_max is not None:
+        require_range("row_documents_max", row_documents_max, 1, _INT32_END)
+        documents = min(documents, row_documents_max)
+    pieces = documents + (context_length - documents) // max_seqlen
+    return batch_size * pieces + 1
 
 
 def joined_token_counts(parts: Sequence[RowBlock]) -> Integers | None:

@@ -134,10 +134,6 @@ class BatchAttributes(ABC, Generic[Array]):
     def _whole_rows(self) -> Array:
         """Return x with the last token of each row."""
 
-    @abstractmethod
-    def _learned(self) -> Array:
-        """Return where y is not -100."""
-
     def _positions(self, documents: BatchDocuments) -> npt.NDArray[np.signedinteger]:
         return documents.positions()
 
@@ -151,7 +147,9 @@ class BatchAttributes(ABC, Generic[Array]):
     @cached_property
     def loss_mask(self) -> Array:
         """Where y is not -100: bool [B, T]."""
-        return self._learned()
+        y: Any = self.y
+        mask: Array = y != IGNORED_TARGET
+        return mask
 
     @cached_property
     def num_valid_targets(self) -> int:
@@ -309,7 +307,3 @@ class NumpyRichBatch(BatchAttributes[npt.NDArray[Any]]):
     def _whole_rows(self) -> npt.NDArray[Any]:
         last = self._host.last_tokens[:, np.newaxis].astype(self.x.dtype)
         return np.concatenate([self.x, last], axis=1)
-
-    def _learned(self) -> npt.NDArray[np.bool_]:
-        mask: npt.NDArray[np.bool_] = self.y != IGNORED_TARGET
-        return mask

@@ -14,7 +14,6 @@ import torch
 from tokenfeed.errors import InvalidRequest
 
 from .numpy_batch import BatchAttributes
-from .target_mask import IGNORED_TARGET
 
 
 class RichBatch(BatchAttributes[torch.Tensor]):
@@ -28,7 +27,16 @@ class RichBatch(BatchAttributes[torch.Tensor]):
     """
 
     def _delivered(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return to_device(array, self.x.device)
+        device = self.x.device
+        tensor = torch.from_numpy(array)  # on the CPU it shares the array's memory
+        if device.type != "cuda":
+            return tensor.to(device)
+        if torch.cuda.is_current_stream_capturing():  # it would replay this batch for ever
+            raise InvalidRequest(
+                "batch", "cannot be read in a CUDA graph; access its attributes before the capture"
+            )
+        # torch keeps the pinned memory until the copy is done, and then reuses it.
+        return tensor.pin_memory().to(device, non_blocking=True)
 
     def _whole_rows(self) -> torch.Tensor:
         batch_size, context_length = self.x.shape
@@ -38,25 +46,3 @@ class RichBatch(BatchAttributes[torch.Tensor]):
         tokens[:, :-1] = self.x
         tokens[:, -1] = self._delivered(self._host.last_tokens.copy())
         return tokens
-
-    def _learned(self) -> torch.Tensor:
-        return self.y != IGNORED_TARGET
-
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return a new array as a tensor on a device. On the CPU it shares the array's memory.
-
-    To CUDA the copy is enqueued on the current stream of the device. torch keeps the pinned memory
-    until that copy is done, and then reuses it.
-    Raises: InvalidRequest while the caller captures a graph: it would replay this batch for ever.
-    """
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    if device.type != "cuda":
-        return tensor.to(device)
-    if torch.cuda.is_current_stream_capturing():
-        raise InvalidRequest(
-            "batch", "cannot be read in a CUDA graph; access its attributes before the capture"
-        )
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-import numpy as np
 import torch
 
 from tokenfeed.errors import InvalidRequest
 
-from .host_transfer import HostTransfer, Transfer, require_tokens_fit, widen_here
+from .host_transfer import HostTransfer, Transfer, require_tokens_fit
 from .numpy_batch import HostPart, Note
 from .pinned_ring import CudaCopyEngine, PinnedRing, cuda_copy_engine
 from .row_source import RowSource
@@ -52,8 +51,10 @@ class CpuTransfer:
         return pair and (torch.from_numpy(pair[0]), torch.from_numpy(pair[1]))
 
 
-class _ToDevice:
-    """Common base of the transfers to a device: size, type and device of a batch."""
+class DirectTransfer(CpuTransfer):
+    """To a device without a ring, such as MPS: widened on the host, since few devices but CUDA's
+    convert unsigned tensors, and copied.
+    """
 
     def __init__(
         self,
@@ -64,46 +65,24 @@ class _ToDevice:
         *,
         note: Note | None = None,
     ) -> None:
-        """shape: (batch_size, context_length).  masks: kinds of planes that mask targets.  note:
-        sets `noted`.
-        """
-        self._shape = shape
-        self._x_dtype = x_dtype
+        """device: where batches arrive.  The others: as for CpuTransfer."""
+        super().__init__(shape, x_dtype, masks, note=note)
         self._device = device
-        self._masks = masks
-        self._note = note
-        self.noted: HostPart | None = None
-
-    def _fresh(self) -> Batch:
-        return (
-            torch.empty(self._shape, dtype=self._x_dtype, device=self._device),
-            torch.empty(self._shape, dtype=torch.int64, device=self._device),
-        )
-
-
-class DirectTransfer(_ToDevice):
-    """To a device without a ring, such as MPS: widened on the host, since few devices but CUDA's
-    convert unsigned tensors, and copied.
-    """
 
     def next(self, rows: RowSource, out: Batch | None) -> Batch | None:
         """Return the next batch on the device."""
-        parts = rows.peek(self._shape[0])
-        if parts is None:
+        if out is None:
+            batch = super().next(rows, None)
+            return batch and (batch[0].to(self._device), batch[1].to(self._device))
+        x, y = (torch.empty_like(tensor, device="cpu") for tensor in out)
+        if super().next(rows, (x, y)) is None:
             return None
-        batch = out or self._fresh()
-        require_tokens_fit(parts, min(tensor.itemsize for tensor in batch))
-        x, y = (np.empty(self._shape, WIDE_NUMPY[tensor.dtype]) for tensor in batch)
-        widen_here(parts, x, y, masks_of(parts, self._masks))
-        for tensor, array in zip(batch, (x, y), strict=True):
-            tensor.copy_(torch.from_numpy(array))
-        if self._note is not None:
-            self.noted = self._note(parts)
-        rows.consume(self._shape[0])
-        return batch
+        out[0].copy_(x)
+        out[1].copy_(y)
+        return out
 
 
-class PinnedTransfer(_ToDevice):
+class PinnedTransfer:
     """To a CUDA device, through a ring: each call also starts the transfer of the next batch."""
 
     def __init__(
@@ -116,9 +95,16 @@ class PinnedTransfer(_ToDevice):
         *,
         note: Note | None = None,
     ) -> None:
-        """engine: of this device."""
-        super().__init__(shape, x_dtype, device, masks, note=note)
+        """shape: (batch_size, context_length).  engine: of this device.  masks: kinds of planes
+        that mask targets.  note: sets `noted`.
+        """
+        self._shape = shape
+        self._x_dtype = x_dtype
+        self._device = device
         self._engine = engine
+        self._masks = masks
+        self._note = note
+        self.noted: HostPart | None = None
         self._staged_notes: deque[HostPart | None] = deque()
         self._ring: PinnedRing | None = None
 
@@ -131,7 +117,10 @@ class PinnedTransfer(_ToDevice):
         if (self._ring is None or not self._ring.staged_count) and not self._stage(rows):
             return None
         assert self._ring is not None
-        batch = out or self._fresh()
+        batch = out or (
+            torch.empty(self._shape, dtype=self._x_dtype, device=self._device),
+            torch.empty(self._shape, dtype=torch.int64, device=self._device),
+        )
         self._ring.take(*batch)
         if self._note is not None:
             self.noted = self._staged_notes.popleft()

@@ -1,8 +1,8 @@
 """Feeds, the iterators over batches.
 
 feed.py            Feed: all of it, as an iterator; epochs.py: one epoch as a sized iterable
-delivery.py        how one batch arrives: the position, the rows, their transfer to the device
-batch_reader.py    the batches of one request; a jump of the position begins another one
+delivery.py        how one batch arrives: the position, the rows, their transfer to the device;
+                   a jump of the position begins another request
 feed_stream.py     what a feed reads: its stream, the datasets behind it, the position
 first_stream.py    the first one, by the arguments of a feed
 stream_changes.py  other weights, another context length, a redaction; changes.py: what may change

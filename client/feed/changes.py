@@ -62,10 +62,7 @@ def with_length(
 def _with_cure(
     error: TooEarly, stages: Sequence[Stage], changed: Callable[[int], object]
 ) -> InvalidRequest:
-    """Return the error with the first sample that no source refuses.
-
-    stages: are those of the stream.  changed: asks for the change at a sample.
-    """
+    """Return the error with the first sample that no source refuses.  changed: asks for one."""
     sample, found = error.sample, f"none of the next {_CURES_MAX} samples that may be right is"
     for _ in range(_CURES_MAX):
         try:
@@ -139,16 +136,10 @@ def with_redaction(redactions: Redactions, new: Redaction) -> tuple[Redactions, 
     """Return the redactions with a new one, and the sample from which on its list is in force. If
     they have the same list of the same source already, only the one that begins first is kept.
     """
-    known = next((each for each in redactions if _of_list(each) == _of_list(new)), None)
-    if known is None:
-        return tuple(sorted((*redactions, new))), new.first_sample
-    if known.first_sample <= new.first_sample:
-        return redactions, known.first_sample
-    return tuple(sorted({*redactions, new} - {known})), new.first_sample
-
-
-def _of_list(redaction: Redaction) -> tuple[int, bytes]:
-    return redaction.source, redaction.list_hash
+    source, listed = new.source, new.list_hash
+    same = [each for each in redactions if (each.source, each.list_hash) == (source, listed)]
+    first = min([new, *same])
+    return tuple(sorted({*redactions} - {*same} | {first})), first.first_sample
 
 
 def require_same_corpus(theirs: Source, corpus: Corpus, context_length: int) -> None:

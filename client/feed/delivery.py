@@ -17,20 +17,18 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
-from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request, RowsRequest, SampleList
 from tokenfeed.wire.row_block import RowBlock
 
 from ..device.host_transfer import Pair, Transfer
 from ..device.numpy_batch import BatchAttributes, HostPart, Note
+from ..device.row_source import RowSource
 from ..device.target_mask import IGNORED_TARGET, TargetWatch
 from ..runtime.counters import Counters
 from ..source.check import row_documents_max
 from ..source.datasets import Datasets
-from .batch_reader import BatchReader
 from .cursor import Cursor, Snapshot
 from .feed_stream import FeedStream
-from .history import History
 from .stream_changes import declared, log_lengths
 
 Array = TypeVar("Array")
@@ -51,16 +49,14 @@ class Delivery(ABC, Generic[Array, Rich]):
         self,
         stream: FeedStream,
         *,
-        masks: tuple[int, ...],
         end_sample: int,
         prefetch_bytes: int,
         rich_batch: Callable[..., Rich],
     ) -> None:
-        """stream: to be read.  masks: kinds of planes that mask targets.  end_sample: where the
-        feed ends.  prefetch_bytes: memory for prefetched rows.  rich_batch: as for Feed.
+        """stream: to be read.  end_sample: where the feed ends.  prefetch_bytes: memory for
+        prefetched rows.  rich_batch: as for Feed.
         """
         self._stream = stream
-        self._masks = masks
         self._target_watch = TargetWatch()
         self._end_sample = end_sample
         self._prefetch_bytes = prefetch_bytes
@@ -77,9 +73,8 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     @abstractmethod
     def _transfer(self, rows: int) -> Transfer[Array]:
-        """Return what moves batches to the model; for the planes in `_masks`, with `_note`.
-
-        rows: of a batch.
+        """Return what moves batches of this many rows to the model; for the planes in
+        `_stream.masks`, with `_note`.
         """
 
     def _note(self) -> Note | None:
@@ -88,8 +83,8 @@ class Delivery(ABC, Generic[Array, Rich]):
         """
         note = None
         if self._is_rich:
-            note = note_of(self._datasets, self._stream.rest, self._masks)
-        if LOSS_MASK not in self._masks:
+            note = note_of(self._stream)
+        if LOSS_MASK not in self._stream.masks:
             return note
         watch = self._target_watch  # alone: the reader ends with the last reference to it
 
@@ -229,7 +224,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         before = cursor.before(first_sample)
         after = cursor.after(first_sample, end_sample, next_sample, position.batch_size)
         self._recent.append((weakref.ref(batch[0]), stream, before))
-        delivered = item(batch, reader.noted, stream, before, after)
+        delivered = item(batch, reader.transfer.noted, stream, before, after)
         if rows < position.batch_size and isinstance(delivered, BatchAttributes):
             delivered.own_rows = rows
         return delivered, after
@@ -250,11 +245,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         before: Snapshot,
         after: Snapshot,
     ) -> Rich:
-        """Return a batch with all that it carries.
-
-        noted: what the host knows of it.  stream: that it comes from.  before, after:
-        `stream.cursor.current` before and behind it.
-        """
+        """Return a batch with all that it carries.  before, after: the cursor before and behind."""
         rows = cache(partial(stream.rows_at, before[0]))
         return self._rich_batch(
             *batch,
@@ -361,9 +352,54 @@ class Delivery(ABC, Generic[Array, Rich]):
         if reader is not None:
             reader.close()
 
-    def _seek(self, sample: int, history: History | None = None) -> None:
-        self._cursor.seek(sample, history)
+    def _seek(self, sample: int) -> None:
+        self._cursor.seek(sample)
         self._drop_reader()
+
+
+class BatchReader(Generic[Array]):
+    """Returns the batches (x, y) of one request, in order. Construction starts the prefetch."""
+
+    def __init__(
+        self, datasets: Datasets, request: Request, rows: RowSource, transfer: Transfer[Array]
+    ) -> None:
+        """Start the prefetch.  rows: those of the request, from datasets; not started yet."""
+        self.transfer = transfer
+        """Has what the host knows of the batch that `next` returned last."""
+        self._stride = request.position.stride
+        self.request = request
+        """Of all its batches."""
+        self._datasets = datasets
+        self.rows = rows
+        """The source; for `next`, and to look at its queue."""
+        self.sample = request.position.first_sample
+        """Sample of row 0 of rank 0 in the next batch."""
+        rows.start(owner=self)
+
+    def next(self, out: Pair[Array] | None = None) -> Pair[Array] | None:
+        """Return the next batch (x, y); waits for it. None at the end, or once the datasets are
+        closed.
+
+        out: two arrays of the shape of a batch to write to; None makes new ones.
+        Raises: InvalidRequest in a fork, or if a token does not fit the type of x or y; the error
+        that ended the stream.
+        Do not use the reader after its `close`, or after an exception: its position is then
+        undefined.
+        """
+        self._datasets.require_own_process()
+        if self._datasets.closed:
+            return None
+        batch = self.transfer.next(self.rows, out)
+        if batch is not None:
+            self.sample += self._stride
+        return batch
+
+    def close(self) -> None:
+        """Stop the prefetch; in a fork, do nothing. May be called twice. A reader that is
+        garbage-collected stops too.
+        """
+        if not self._datasets.forked:
+            self.rows.close()
 
 
 def _state_at(
@@ -393,27 +429,20 @@ def _is_in_worker() -> bool:
     return loading is not None and loading.get_worker_info() is not None
 
 
-def note_of(datasets: Datasets, stream: Stream, masks: tuple[int, ...]) -> Note:
-    """Return the function that makes the HostPart of each batch of a stream from its rows.
-
-    datasets: of the sources of the stream. The function is called when rows have arrived.
-    masks: kinds of planes that mask targets.
+def note_of(stream: FeedStream) -> Note:
+    """Return the function that makes the HostPart of each batch of a stream from its rows. It is
+    called when rows have arrived.
     """
 
     @cache
-    def limits() -> tuple[bool, int | None]:
-        described = datasets.await_described()  # rows are there, so this does not wait
-        planes = datasets.plane_fingerprints()
-        knows_documents = all(DOCUMENT_STARTS in dict(own) for own in planes)
-        return knows_documents, row_documents_max(stream, described)
-
-    def note(parts: Sequence[RowBlock]) -> HostPart:
-        knows_documents, documents_max = limits()
-        return HostPart.of(
-            parts,
-            masks=masks,
-            knows_documents=knows_documents,
-            row_documents_max=documents_max,
+    def host_part() -> Note:
+        described = stream.datasets.await_described()  # rows are there, so this does not wait
+        planes = stream.datasets.plane_fingerprints()
+        return partial(
+            HostPart.of,
+            masks=stream.masks,
+            knows_documents=all(DOCUMENT_STARTS in dict(own) for own in planes),
+            row_documents_max=row_documents_max(stream.rest, described),
         )
 
-    return note
+    return lambda parts: host_part()(parts)

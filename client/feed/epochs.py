@@ -14,7 +14,6 @@ from tokenfeed.stream.stage import Stage
 from ..device.host_transfer import Pair
 from ..device.loaders import require_no_lightning
 from .feed import Feed
-from .feed_stream import FeedStream
 from .options import Tail
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -72,31 +71,6 @@ class EpochPlan:
         return min(end_sample, self.end_sample) if self.tail == "pad" else end_sample
 
 
-def planned_epoch(stream: FeedStream, epoch: int, tail: Tail) -> EpochPlan:
-    """Plan the batches of an epoch at the present context length.
-
-    stream: is what a feed reads.  epoch, tail: are those of EpochPlan.
-    Raises: SamplesExhausted unless a whole batch of all ranks behind the epoch stays below 2^63;
-    InvalidRequest if the epoch, with a batch behind it for tail="wrap", reaches another context
-    length, or if no row fits.
-    """
-    windows, position = stream.require_rows(), stream.request.position
-    found = EpochPlan(windows, position, epoch, tail, stream.stage)
-    if found.end_sample > SAMPLE_END - position.stride:
-        last = epoch - -(-(found.end_sample + position.stride - SAMPLE_END) // windows)
-        raise SamplesExhausted(
-            "epoch",
-            f"{epoch} is not in [0, {last}]: an epoch has {windows} samples, and samples have to "
-            "stay below 2^63",
-        )
-    reached = found.end_sample + (position.stride if tail == "wrap" else 0)
-    if reached > stream.length_end:
-        problem = f"{epoch} reaches sample {stream.length_end}, from which on the context length is"
-        cure = "iterate the feed itself up to there, and read later epochs behind it"
-        raise InvalidRequest("epoch", f"{problem} another one; {cure}")
-    return found
-
-
 class Epoch(Generic[Array, Rich]):
     """A sized iterable over one epoch; each `for` starts at its beginning.
 
@@ -141,7 +115,20 @@ class Epoch(Generic[Array, Rich]):
         return self._items(self._feed._enriched)
 
     def _plan(self) -> EpochPlan:
-        return planned_epoch(self._feed._settled(), self._number, self._tail)
+        """Plan the batches at the present context length: all of this epoch has to have it."""
+        stream, epoch = self._feed._settled(), self._number
+        windows, position = stream.require_rows(), stream.request.position
+        found = EpochPlan(windows, position, epoch, self._tail, stream.stage)
+        if found.end_sample > SAMPLE_END - position.stride:
+            last = epoch - -(-(found.end_sample + position.stride - SAMPLE_END) // windows)
+            problem = f"{epoch} is not in [0, {last}]: an epoch has {windows} samples, and samples"
+            raise SamplesExhausted("epoch", f"{problem} have to stay below 2^63")
+        reached = found.end_sample + (position.stride if self._tail == "wrap" else 0)
+        if reached > stream.length_end:
+            problem = f"{epoch} reaches sample {stream.length_end}, from which on the context"
+            cure = "iterate the feed itself up to there, and read later epochs behind it"
+            raise InvalidRequest("epoch", f"{problem} length is another one; {cure}")
+        return found
 
     def _items(self, item: Callable[..., Item]) -> Iterator[Item]:
         feed, plan = self._feed, self._plan()

@@ -62,14 +62,13 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         arguments of BatchAttributes and Epoch.  The other arguments, and Raises: as for
         RemoteBatches.
         """
-        stream, planes, self._agreement = first_stream(
+        stream, self._agreement = first_stream(
             target, batch_size, context_length, options, open_source
         )
         stream.datasets.end_with(self)
         count = stream.request.num_batches
         super().__init__(
             stream,
-            masks=planes.masking,
             end_sample=(
                 SAMPLE_END if count is None else stream.request.position.batch_first_sample(count)
             ),
@@ -555,8 +554,6 @@ def _redacted_feed(
 ) -> Feed[Array, Rich, OneEpoch]:
     """Make a feed with redactions that are in force from its first row on. Not a method, so that
     another process can be told to call it.
-
-    kind: its class.  lists: their hashes.  The others are its arguments.
     """
     feed = kind(target, 1, context_length, **{**options, "fingerprint": fingerprint})
     for each in lists:

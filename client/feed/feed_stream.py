@@ -39,10 +39,6 @@ from .stats import FeedPosition, SourceStats, source_stats
 _LOG = logging.getLogger("tokenfeed.client")
 
 
-OpenDatasets = Callable[[Request], Datasets]
-"""Returns the datasets of the sources of a request; does no I/O."""
-
-
 @dataclass(frozen=True, slots=True)
 class FeedStream:
     """What a feed reads, and how far it is. A feed whose stream changes replaces the whole value:
@@ -54,7 +50,8 @@ class FeedStream:
     a mixture, and those that this feed has read, to count their rows. While the corpora of earlier
     sources are unknown, it is the whole stream.
     datasets: those of the sources of `rest`.  cursor: the position.  open_datasets: returns the
-    datasets of another request.  masks: kinds of planes that mask targets where a dataset has them.
+    datasets of another request; does no I/O.  masks: kinds of planes that mask targets where a
+    dataset has them.
     definition: what the user asked for, with redactions since then; a loaded state does not change
     it.  batch_sizes: rows of a batch of this rank at the context lengths for which the user said
     it, the first one first.  pending: declared context lengths that the stream may lack, until
@@ -67,7 +64,7 @@ class FeedStream:
     rest: Stream
     datasets: Datasets
     cursor: Cursor
-    open_datasets: OpenDatasets
+    open_datasets: Callable[[Request], Datasets]
     masks: tuple[int, ...]
     definition: Definition
     batch_sizes: Mapping[int, int]

@@ -7,9 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from tokenfeed.errors import InvalidRequest
-from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 
 from ..runtime import arguments
@@ -22,7 +20,7 @@ from .lengths import read_lengths, require_uncounted, require_whole_rows
 from .mixture.recipe import (
     Definition,
     Mixture,
-    group_blocks,
+    dataset_stream,
     lists_by_dataset,
     long_argument,
     read_list,
@@ -38,9 +36,9 @@ def first_stream(
     context_length: int | Mapping[int | str, int],
     options: FeedOptions,
     open_datasets: Callable[..., Datasets],
-) -> tuple[FeedStream, PlaneSelection, RankAgreement | None]:
-    """Return what a feed reads, the planes that the feed wants, and what compares the feed with
-    other ranks (None if there is nothing to compare). Does no I/O.
+) -> tuple[FeedStream, RankAgreement | None]:
+    """Return what a feed reads, and what compares the feed with other ranks (None if there is
+    nothing to compare). Does no I/O.
 
     Call this once for each feed, in the order in which feeds are created: the n-th feed of one rank
     is compared with the n-th feed of the others.
@@ -83,14 +81,11 @@ def first_stream(
         batch_sizes={length: batch_size},
         pending=lengths,
     )
-    return found, planes, agreement
+    return found, agreement
 
 
 def _require_changeable(definition: Definition, begin: Position, options: FeedOptions) -> None:
-    """Raise InvalidRequest unless the arguments of a feed allow several context lengths.
-
-    begin: of the stream.
-    """
+    """Raise InvalidRequest unless the arguments of a feed allow several context lengths."""
     length, lengths = definition.stream.context_length, definition.lengths
     for source in definition.stream.sources:
         if source.reads_documents:
@@ -108,8 +103,7 @@ def _require_changeable(definition: Definition, begin: Position, options: FeedOp
 def _definition(context_length: int, options: FeedOptions) -> Definition:
     """Return the definition, with redactions that are in force from sample 0 on."""
     order, seed, dataset = options["order"], options["seed"], options["dataset"] or ""
-    group_tokens, mixture = options["group_tokens"], options["mixture"]
-    long_documents = long_argument(order, options["long"])
+    group_tokens, mixture, long = options["group_tokens"], options["mixture"], options["long"]
     if mixture is not None and dataset:
         problem = "is given together with mixture, which has the names"
         raise InvalidRequest("dataset", problem)
@@ -118,18 +112,11 @@ def _definition(context_length: int, options: FeedOptions) -> Definition:
         raise InvalidRequest("fingerprint", problem)
     if mixture is not None:
         recipe = mixture if isinstance(mixture, Mixture) else Mixture(mixture)
+        long_documents = long_argument(order, long)
         found = recipe.definition(context_length, order, seed, long_documents, group_tokens)
     else:
-        named = orders.find(order)
-        stream = Stream.of_dataset(
-            dataset,
-            named,
-            seed,
-            context_length,
-            long_documents,
-            group_blocks=group_blocks(named, group_tokens),
-        )
-        found = Definition(stream, order, long_documents, is_mixture=False)
+        stream = dataset_stream(dataset, order, seed, context_length, long, group_tokens)
+        found = Definition(stream, order, stream.source.long_documents, is_mixture=False)
     names = [each.dataset for each in found.stream.sources]
     for name, digits in lists_by_dataset(names, options["redactions"]).items():
         found = found.with_redaction(name, 0, read_list("redactions", digits))

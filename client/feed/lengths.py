@@ -74,9 +74,7 @@ def read_lengths(value: int | Mapping[int | str, int]) -> tuple[int, tuple[Lengt
 def _length(key: int | str, value: int) -> Length:
     length = integer("context_length", value)
     if not isinstance(key, str):
-        sample = integer("context_length", key)
-        require_range("context_length", sample, 0, SAMPLE_END)
-        return Length(length, Begin(sample))
+        return Length(length, Begin(integer("context_length", key, 0, SAMPLE_END)))
     number, _, unit = key.strip().partition(" ")
     if unit.strip() not in ("samples", "tokens"):
         problem = f'{shown(key)} is no sample, and not written as "2e11 tokens" or "1e6 samples"'

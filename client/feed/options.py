@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, get_
 
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
-from tokenfeed.stream.position import require_range
 
 from ..runtime.arguments import (
     count,
@@ -28,7 +27,7 @@ from ..runtime.arguments import (
 )
 from ..source.plane_selection import LOSS_MASKS, LossMask
 from ..transport.credentials import Credentials
-from ..transport.timeouts import DEFAULT_TIMEOUTS, Timeouts
+from ..transport.timeouts import Timeouts
 from .mixture.recipe import GROUP_TOKENS, Mixture, group_tokens_argument
 from .ranks.coordinates import Group
 
@@ -66,9 +65,7 @@ def _order(name: str, value: str) -> str:
 
 
 def _bytes(name: str, value: int) -> int:
-    size = integer(name, value)
-    require_range(name, size, 0, 1 << 63)
-    return size
+    return integer(name, value, 0, 1 << 63)
 
 
 def _timeouts(name: str, value: Timeouts) -> Timeouts:
@@ -182,7 +179,7 @@ class SharedOptions(TypedDict, total=False):
     timeouts: Annotated[
         Timeouts,
         Option(
-            DEFAULT_TIMEOUTS,
+            Timeouts(),
             _timeouts,
             "say how long the feed waits for one server, and for all servers together.",
         ),

@@ -48,7 +48,7 @@ from .differences import (
 )
 from .feed_stream import FeedStream
 from .lengths import require_uncounted
-from .mixture.continuation import SavedMixture, continued
+from .mixture.continuation import SavedMixture, continued, length_dropped
 from .state import State
 
 
@@ -138,10 +138,7 @@ class _Plan(NamedTuple):
 
 
 def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]) -> _Plan:
-    """Return the stream over one dataset that continues a state.
-
-    mine: the definition of the feed, with its corpus.  Raises: StreamMismatch, naming what differs.
-    """
+    """Return the stream over one dataset that continues a state.  mine: the feed's definition."""
     saved, sample = state.stream, state.sample
     place = saved.place_of(sample)
     stage, source = saved.stages[place], mine.sources[0]
@@ -160,7 +157,9 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
         same = replace(theirs, dataset=source.dataset)
         stream = replace(saved, sources=_with(saved.sources, same))
         return _Plan(stream, sample, {number: number}, ())
-    messages += _lengths_dropped(rest)
+    for before, later in pairwise(rest.stages):
+        if before.context_length != later.context_length:
+            messages.append(length_dropped(later))
     begin = state.history.ahead_of(sample)
     names = {name for name, _, _ in differing}
     stream, now_number = _with_source(saved, source, length)
@@ -183,16 +182,6 @@ def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]
     stream = stream.with_stages((*begun, new))
     now_of = {} if "fingerprint" in names else {number: now_number}
     return _Plan(stream, goes_on, now_of, tuple(messages))
-
-
-def _lengths_dropped(rest: Stream) -> tuple[str, ...]:
-    """Return messages of changes of the context length that a state has ahead, and a feed drops."""
-    return tuple(
-        f"change of the context length is dropped asked={later.asked} "
-        f"context_length={later.context_length}"
-        for before, later in pairwise(rest.stages)
-        if before.context_length != later.context_length
-    )
 
 
 def _with(sources: Sequence[Source], source: Source) -> tuple[Source, ...]:
@@ -273,11 +262,7 @@ def _rescaled(
 def _of_unknown(
     sample: int, before: int, now: int, permission: str, allow: Collection[str]
 ) -> list[str]:
-    """Return what to log where the seen part of an epoch is unknown.
-
-    sample: of the source.  before, now: the context lengths.  permission: to be passed.
-    Raises: StreamMismatch unless allow contains "mid_epoch".
-    """
+    """Return what to log where the seen part of an epoch is unknown.  before, now: lengths."""
     if MID_EPOCH not in allow:
         raise StreamMismatch(
             "context_length",
@@ -291,10 +276,8 @@ def _of_unknown(
 
 
 def _repeated(percent: str, length: int, file_count: int | None) -> str:
-    """Return what repeats in the middle of an epoch at another context length.
-
-    percent: of the epoch, that was seen.  length: the one that follows.  file_count: of the corpus,
-    if it is read in its own order; else None.
+    """Return what repeats in the middle of an epoch at another context length.  percent: was seen.
+    file_count: is None unless the corpus is read in its own order.
     """
     if file_count is None:
         return f"it is another permutation: {percent} of the rest of that epoch was already seen"
@@ -305,10 +288,7 @@ def _repeated(percent: str, length: int, file_count: int | None) -> str:
 
 
 def _rows_before(own: FeedStream, theirs: Source, length: int) -> int:
-    """Return the rows per epoch of a source of a state; 0 if they are not known, or there are none.
-
-    own: what the feed reads now.  length: the context length in the state.
-    """
+    """Return the rows per epoch of a source of a state; 0 if they are not known."""
     mine, described = own.definition.stream.sources[0], own.datasets.await_described()[0]
     # A server knows the rows of all orders of windows, and of documents those of the feed's own.
     of_documents = theirs.order, theirs.long_documents
@@ -374,10 +354,7 @@ def _require_same_mixture(mine: Stream, saved: Stream, sample: int) -> None:
 def _begun_behind(
     mine: Stream, saved: Stream, rest: Stream, state: State, allow: Collection[str], rows: Rows
 ) -> _Plan:
-    """Return the mixture that begins where a run over one dataset was saved.
-
-    rest: of the saved stream, one source.  The others, and Raises: as for `_mixture`.
-    """
+    """Return the mixture that begins where a run over one dataset, that of rest, was saved."""
     (theirs,), length = rest.sources, rest.stages[0].context_length
     ours = next((each for each in mine.sources if each.dataset == theirs.dataset), None)
     messages: tuple[str, ...] = ()

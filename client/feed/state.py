@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from tokenfeed.errors import InvalidRequest, RequestError
 from tokenfeed.sampling import orders
-from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX, require_range
+from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, WORLD_SIZE_MAX
 from tokenfeed.stream.stage import (
     BLOCK_MAX,
     CHANGED,
@@ -188,11 +188,11 @@ def read_state(state: Any) -> State:
         )
     if missing := [name for name in _KEYS if name not in state]:
         raise InvalidRequest("state", f"lacks {', '.join(missing)}")
-    stream = read_stream("state.stream", state["stream"])
+    stream = _read_stream("state.stream", state["stream"])
     first = stream.stages[0]
     return State(
         # What was before the first stage that is kept is unknown.
-        _number(
+        _integer(
             "state.sample",
             state["sample"],
             first.first_sample if first.index else 0,
@@ -204,43 +204,32 @@ def read_state(state: Any) -> State:
     )
 
 
-def read_stream(name: str, value: Any) -> Stream:
-    """Return the known stream that `plain_stream` made.  name: of the value, for errors.
-
-    Raises: InvalidRequest, naming the damaged place.
-    """
+def _read_stream(name: str, value: Any) -> Stream:
+    """Return the known stream that `plain_stream` made.  name: of the value, for errors."""
     if len(_list(name, value)) < 8:
         raise InvalidRequest(name, f"has {len(value)} values, not 8")
     seed, sources, index, previous, stages, redactions, defined, digest = value[:8]
-    first_index = _number(f"{name}.stage", index, 0, STAGE_END)
+    first_index = _integer(f"{name}.stage", index, 0, STAGE_END)
     try:
         known = [
             _stage(f"{name}.stages[{n}]", first_index + n, each)
             for n, each in enumerate(_list(f"{name}.stages", stages))
         ]
+        if known:
+            before = _hash(f"{name}.previous", previous)
+            weights = _each(f"{name}.defined", defined, _weight)
+            known[0] = replace(known[0], previous=before, defined=weights)
         stream = Stream(
-            _number(f"{name}.seed", seed, 0, SEED_END),
+            _integer(f"{name}.seed", seed, 0, SEED_END),
             _each(f"{name}.sources", sources, _source),
-            tuple(
-                Stage(
-                    each.index,
-                    each.first_sample,
-                    each.context_length,
-                    each.shares,
-                    _hash(f"{name}.previous", previous) if n == 0 else b"",
-                    each.asked,
-                    each.origin,
-                    _each(f"{name}.defined", defined, _weight) if n == 0 else (),
-                )
-                for n, each in enumerate(known)
-            ),
+            tuple(known),
             _each(f"{name}.redactions", redactions, _redaction),
         )
         if not first_index and (first := stream.stages[0].first_sample):
             problem = f"is {first}, but the first stage of a stream begins at 0"
             raise InvalidRequest("stages[0].first_sample", problem)
         for number, _ in stream.stages[0].defined:
-            _number(f"{name}.defined.source", number, 0, len(stream.sources))
+            _integer(f"{name}.defined.source", number, 0, len(stream.sources))
         _require_pieces(f"{name}.pieces", stream)
         stream = stream.known({})
     except RequestError as error:
@@ -307,7 +296,7 @@ def _source(name: str, number: int, values: Any) -> Source:
 
 def _piece(name: str, _: int, values: Any) -> tuple[int, bytes]:
     context_length, pieces = _values(name, values, 2)
-    return _number(f"{name}.context_length", context_length, *_LENGTHS), _hash(name, pieces)
+    return _integer(f"{name}.context_length", context_length, *_LENGTHS), _hash(name, pieces)
 
 
 def _stage(name: str, index: int, values: Any) -> Stage:
@@ -388,17 +377,11 @@ def _list(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
 def _integers(name: str, values: Any, ranges: Mapping[str, tuple[int, int]]) -> list[int]:
     """Return a list of integers, each in the range of its name.  Raises: InvalidRequest."""
     pairs = zip(ranges.items(), _values(name, values, len(ranges)), strict=True)
-    return [_number(f"{name}.{field}", value, *limits) for (field, limits), value in pairs]
+    return [_integer(f"{name}.{field}", value, *limits) for (field, limits), value in pairs]
 
 
-def _number(name: str, value: Any, first: int, end: int) -> int:
-    """Return an integer in [first, end).  Raises: InvalidRequest."""
-    number = _integer(name, value)
-    require_range(name, number, first, end)
-    return number
-
-
-def _integer(name: str, value: Any) -> int:
+def _integer(name: str, value: Any, *limits: int) -> int:
+    """Return an integer.  limits, and Raises: as for `integer`."""
     if isinstance(value, bool):
         raise InvalidRequest(name, f"{value} is not an integer")
-    return integer(name, value)
+    return integer(name, value, *limits)

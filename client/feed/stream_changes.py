@@ -10,7 +10,7 @@ from functools import partial
 from itertools import pairwise
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
-from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END, require_range
+from tokenfeed.stream.position import BATCH_SIZE_MAX, SAMPLE_END
 from tokenfeed.stream.schedule import left_out, placed, planned_stage
 from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction, Stage
 from tokenfeed.stream.stream import Stream
@@ -91,8 +91,7 @@ def _sized(own: FeedStream, length: int, batch_size: int) -> FeedStream:
 
     Raises: InvalidRequest if they are not valid, or other ones were said before.
     """
-    size, said = integer("batch_size", batch_size), own.batch_sizes
-    require_range("batch_size", size, 1, BATCH_SIZE_MAX + 1)
+    size, said = integer("batch_size", batch_size, 1, BATCH_SIZE_MAX + 1), own.batch_sizes
     now = own.settled().request.position.batch_size
     if length == own.stage.context_length and size != now:
         problem = f"{size} is not {now}, which it is at context_length {length} by now"
@@ -219,6 +218,4 @@ def _asked(own: FeedStream, at_sample: int | None) -> tuple[int, int]:
     own.require_open()
     sample, _, history = own.cursor.now
     ahead = history.ahead_of(sample)
-    at = ahead if at_sample is None else integer("at_sample", at_sample)
-    require_range("at_sample", at, 0, SAMPLE_END)
-    return at, ahead
+    return integer("at_sample", ahead if at_sample is None else at_sample, 0, SAMPLE_END), ahead

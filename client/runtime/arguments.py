@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
-from tokenfeed.stream.position import SAMPLE_END, Position
+from tokenfeed.stream.position import SAMPLE_END, Position, require_range
 from tokenfeed.wire.request import CLIENT_NAME_MAX
 
 _AMOUNT = re.compile(r"([0-9][0-9_]*)(?:\.([0-9]+))?(?:[eE]\+?([0-9]{1,2}))?")
@@ -27,8 +27,12 @@ def shown(value: object) -> str:
         return f"a huge {type(value).__name__}"
 
 
-def integer(name: str, value: int) -> int:
-    """Return value as an int.  Raises: InvalidRequest if it is not an integer."""
+def integer(name: str, value: int, *limits: int) -> int:
+    """Return value as an int.
+
+    limits: are the first and the end of the range that it has to be in, if there are any.
+    Raises: InvalidRequest if it is not an integer, or not in that range.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -38,6 +42,8 @@ def integer(name: str, value: int) -> int:
         raise InvalidRequest(
             name, f"has {number.bit_length()} bits; no number may have more than {_BITS_MAX}"
         )
+    if limits:
+        require_range(name, number, *limits)
     return number
 
 
@@ -59,9 +65,9 @@ def amount(name: str, written: str, what: str) -> int:
     return found.numerator
 
 
-def optional_integer(name: str, value: int | None) -> int | None:
+def optional_integer(name: str, value: int | None, *limits: int) -> int | None:
     """Like `integer`; None stays None."""
-    return None if value is None else integer(name, value)
+    return None if value is None else integer(name, value, *limits)
 
 
 def count(name: str, value: int) -> int:

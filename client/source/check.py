@@ -5,6 +5,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from fractions import Fraction
 
 from tokenfeed.errors import (
@@ -103,7 +104,7 @@ def _require_rows(address: str, stream: Stream, datasets: Descriptions) -> None:
     for source, dataset in zip(stream.sources, datasets, strict=True):
         if not source.reads_documents:
             continue
-        rows = _rows_of(dataset, source.order.NAME)
+        rows = order_rows(dataset, source.order.NAME)
         what = f"rows of {source.order.NAME} of dataset {dataset.name!r}"
         if not rows.pieces_hash:
             done = f"{100 * rows.progress:.1f} % so far"
@@ -121,8 +122,8 @@ def _require_same_pieces(
 ) -> None:
     if not source.reads_documents or not reference.rows:
         return
-    theirs = _rows_of(dataset, source.order.NAME).pieces_hash
-    ours = _rows_of(reference, source.order.NAME).pieces_hash
+    theirs = order_rows(dataset, source.order.NAME).pieces_hash
+    ours = order_rows(reference, source.order.NAME).pieces_hash
     if theirs != ours:
         raise StreamMismatch(
             address,
@@ -150,9 +151,14 @@ def _require_same_corpus(
     address: str, dataset: pb.Dataset, reference: pb.Dataset, stream: Stream
 ) -> None:
     of_source = f" of {dataset.name}" if len(stream.sources) > 1 else ""
-    _require_same(address, f"fingerprint{of_source}", dataset.fingerprint, reference.fingerprint)
+    hashes = {"fingerprint": (dataset.fingerprint, reference.fingerprint)}
     if dataset.digest and reference.digest:
-        _require_same(address, f"digest{of_source}", dataset.digest, reference.digest)
+        hashes["digest"] = dataset.digest, reference.digest
+    for name, (theirs, ours) in hashes.items():
+        if theirs != ours:
+            problem = f"has another corpus: {name}{of_source} {theirs.hex()}, not {ours.hex()}"
+            cure = "serve the files there that this stream began with"
+            raise StreamMismatch(address, f"{problem}; {cure}")
 
 
 def no_rows(dataset: pb.Dataset, order: Order, context_length: int) -> InvalidRequest:
@@ -175,11 +181,6 @@ def place_of_dataset(stream: Stream, source: Source) -> int:
     return len(names) - 1 - names[::-1].index(source.dataset)
 
 
-def counted_rows(dataset: pb.Dataset, order: str) -> int:
-    """Return the number of rows of an order, per epoch if it has epochs.  Raises: NotFound."""
-    return _rows_of(dataset, order).rows
-
-
 def corpora_of(stream: Stream, datasets: Sequence[pb.Dataset]) -> dict[int, Corpus]:
     """Return what the identity of a stream covers of the dataset of each source, by its number.
 
@@ -195,13 +196,13 @@ def _pieces(stream: Stream, source: Source, dataset: pb.Dataset) -> tuple[tuple[
     if not source.reads_documents:
         return ()
     before = dict(source.corpus.pieces) if source.corpus is not None else {}
-    now = {stream.context_length: _rows_of(dataset, source.order.NAME).pieces_hash}
+    now = {stream.context_length: order_rows(dataset, source.order.NAME).pieces_hash}
     return tuple(sorted((before | now).items()))
 
 
 def target_share(source: Source, dataset: pb.Dataset, context_length: int) -> Fraction:
     """Return the share of the positions of x that have a target, before any loss mask."""
-    rows = _rows_of(dataset, source.order.NAME)
+    rows = order_rows(dataset, source.order.NAME)
     if not source.reads_documents or not rows.rows:
         return Fraction(1)
     return Fraction(rows.target_count, rows.rows * context_length)
@@ -231,7 +232,7 @@ def document_warnings(
     for source, dataset in zip(stream.sources, datasets, strict=True):
         if not source.reads_documents or source.long_documents == "cut":
             continue
-        rows = _rows_of(dataset, source.order.NAME)
+        rows = order_rows(dataset, source.order.NAME)
         long_count = rows.dropped_documents + rows.truncated_documents
         if long_count:
             found.append(
@@ -248,12 +249,15 @@ def row_documents_max(stream: Stream, datasets: Sequence[pb.Dataset]) -> int | N
     if not all(source.reads_documents for source in stream.sources):
         return None
     return 1 + max(
-        _rows_of(dataset, source.order.NAME).row_pieces_max
+        order_rows(dataset, source.order.NAME).row_pieces_max
         for source, dataset in zip(stream.sources, datasets, strict=True)
     )
 
 
-def _rows_of(dataset: pb.Dataset, order: str) -> pb.OrderRows:
+def order_rows(dataset: pb.Dataset, order: str) -> pb.OrderRows:
+    """Return what a description says of the rows of an order, which are counted per epoch if it has
+    epochs.  order: its name.  Raises: NotFound.
+    """
     for counted in dataset.rows:
         if counted.order == order:
             return counted
@@ -262,12 +266,10 @@ def _rows_of(dataset: pb.Dataset, order: str) -> pb.OrderRows:
 
 def without_rows(datasets: Descriptions) -> Descriptions:
     """Return descriptions without the rows, which are of one context length."""
-    found = []
-    for dataset in datasets:
-        found.append(pb.Dataset())
-        found[-1].CopyFrom(dataset)
-        del found[-1].rows[:]
-    return tuple(found)
+    found = deepcopy(datasets)
+    for dataset in found:
+        del dataset.rows[:]
+    return found
 
 
 def with_hashes(known: Descriptions | None, other: Descriptions) -> Descriptions:
@@ -280,21 +282,11 @@ def with_hashes(known: Descriptions | None, other: Descriptions) -> Descriptions
 
 
 def _with_hashes(known: pb.Dataset, other: pb.Dataset) -> pb.Dataset:
-    learned = pb.Dataset()
-    learned.CopyFrom(known)
+    learned = deepcopy(known)
     learned.digest = known.digest or other.digest
     for plane in learned.planes:
         plane.fingerprint = plane.fingerprint or plane_fingerprint(other, plane.kind)
     return known if learned == known else learned
-
-
-def _require_same(address: str, name: str, theirs: bytes, ours: bytes) -> None:
-    if theirs != ours:
-        raise StreamMismatch(
-            address,
-            f"has another corpus: {name} {theirs.hex()}, not {ours.hex()}; serve the "
-            "files there that this stream began with",
-        )
 
 
 def require_order(described: pb.DescribeResponse, order: str) -> None:

@@ -21,13 +21,7 @@ from tokenfeed.wire.request import AnyRequest, Request
 from ..device.row_source import RowSource
 from ..runtime.counters import Counters
 from ..runtime.supervisor import Supervisor, Task
-from .check import (
-    Descriptions,
-    corpora_of,
-    counted_rows,
-    document_warnings,
-    without_rows,
-)
+from .check import Descriptions, corpora_of, document_warnings, order_rows, without_rows
 from .plane_selection import DEFAULT_PLANES, PlaneSelection
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -59,7 +53,6 @@ class Datasets(ABC):
     def __init__(
         self,
         request: Request,
-        client_name: str = "",
         *,
         fingerprint: bytes | None = None,
         agreement: Agreement | None = None,
@@ -67,14 +60,13 @@ class Datasets(ABC):
     ) -> None:
         """Know nothing of the datasets yet; does no I/O. `_supervise` has to follow.
 
-        request: template of all streams, which differ from it only by their position.
-        client_name: name of this client in server logs; "" is none.  The others: see Requirements.
+        request: template of all streams, which differ from it only by their position.  The others:
+        see Requirements.
         """
         self._process = 0
         self._owner: weakref.ref[object] | None = None
         self._request = request
         self._context_length = request.stream.context_length
-        self._client_name = client_name
         self._fingerprint = fingerprint
         self._agreement = agreement
         self.planes = planes.of_pieces(request.stream)
@@ -146,7 +138,7 @@ class Datasets(ABC):
                 redactions = self._request.stream.redactions
                 self._counted[context_length] = self._describe_again(context_length, redactions)
             described = self._counted[context_length]
-        return counted_rows(described[place], order)
+        return order_rows(described[place], order).rows
 
     # --- their use by one process, until they are closed or the feed is gone ---
 

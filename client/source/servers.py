@@ -78,7 +78,7 @@ class Servers(Datasets):
         without a fingerprint, that of the first server that answers is accepted.
         Raises: InvalidRequest if a target is not an address.
         """
-        super().__init__(request, client_name, **required)
+        super().__init__(request, **required)
         self._targets = targets
         self._credentials = credentials
         self._authority = authority
@@ -290,8 +290,8 @@ class Servers(Datasets):
     ) -> None:
         """Raise what `require_server` does."""
         stream = replace(self._request.stream, redactions=redactions)
-        request = replace(self._request, stream=stream)
-        require_server(address, described, request, self._client_name, reference, self.planes)
+        request, name = replace(self._request, stream=stream), self.hints.client_name
+        require_server(address, described, request, name, reference, self.planes)
 
     def _learn_hashes(self, datasets: Descriptions) -> None:
         """Store the hashes that were not known yet. Later checks compare them."""
@@ -305,30 +305,18 @@ class Servers(Datasets):
         timeout_seconds: float,
         open_calls: set[DescribeCall],
     ) -> pb.DescribeResponse:
-        return describe_sources(
-            self._request.stream,
-            context_length,
-            channel.target,
-            lambda request: self._answer(channel, request, timeout_seconds, open_calls),
-        )
+        def answer(request: pb.DescribeRequest) -> pb.DescribeResponse:
+            try:
+                call = channel.ask(request, pb.DescribeResponse, timeout_seconds)
+            except ValueError:  # the channel was closed meanwhile
+                raise Unreachable(channel.target, "its connection was closed") from None
+            open_calls.add(call)
+            try:
+                return call.result(is_first_contact=self._described is None)
+            finally:
+                open_calls.discard(call)
 
-    def _answer(
-        self,
-        channel: Channel,
-        request: pb.DescribeRequest,
-        timeout_seconds: float,
-        open_calls: set[DescribeCall],
-    ) -> pb.DescribeResponse:
-        """Return the answer to one Describe."""
-        try:
-            call = channel.ask(request, pb.DescribeResponse, timeout_seconds)
-        except ValueError:  # the channel was closed meanwhile
-            raise Unreachable(channel.target, "its connection was closed") from None
-        open_calls.add(call)
-        try:
-            return call.result(is_first_contact=self._described is None)
-        finally:
-            open_calls.discard(call)
+        return describe_sources(self._request.stream, context_length, channel.target, answer)
 
     def _is_accepted(self, channel: Channel, redactions: Redactions) -> bool:
         """Return whether a server was found usable, with the lists of these redactions."""

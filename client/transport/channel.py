@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -74,10 +74,6 @@ _GENERATION = "tokenfeed.generation"
 """gRPC ignores this option, but only channels with equal options share a connection."""
 
 
-if TYPE_CHECKING:
-    _Rows = grpc.UnaryStreamMultiCallable[bytes, bytes]
-
-
 class Call(Protocol):
     """An open call of rows: an iterator of encoded frames."""
 
@@ -103,18 +99,11 @@ def drain_events(call: Call) -> None:
 class UnaryCall(Generic[Answer]):
     """An open call with one answer."""
 
-    def __init__(
-        self,
-        call: grpc.Future[bytes],
-        kind: type[Answer],
-        target: str,
-        require_no_tls_problem: Callable[[], None],
-    ) -> None:
-        """Wrap a call to target.  kind: the message that is its answer."""
+    def __init__(self, call: grpc.Future[bytes], kind: type[Answer], channel: Channel) -> None:
+        """Wrap a call on a channel.  kind: the message that is its answer."""
         self._call = call
         self._kind = kind
-        self._target = target
-        self._require_no_tls_problem = require_no_tls_problem
+        self._channel = channel
 
     def result(self, *, is_first_contact: bool = False) -> Answer:
         """Wait for the answer.
@@ -127,16 +116,16 @@ class UnaryCall(Generic[Answer]):
             return self._kind.FromString(self._call.result())
         except grpc.RpcError as error:
             is_away = error.code() is grpc.StatusCode.UNAVAILABLE
-            failure = error_from_rpc(without_traceback(error), self._target)
+            failure = error_from_rpc(without_traceback(error), self._channel.target)
         except grpc.FutureCancelledError:
-            raise Unreachable(self._target, "the call was cancelled") from None
+            raise Unreachable(self._channel.target, "the call was cancelled") from None
         except DecodeError:
             name = self._kind.DESCRIPTOR.name
-            raise Unreachable(self._target, f"sent an invalid {name}") from None
+            raise Unreachable(self._channel.target, f"sent an invalid {name}") from None
         # Outside the except block: gRPC's error is the call itself, and as the context of this one
         # it would be freed in the consumer's thread.
         if is_first_contact and is_away:
-            self._require_no_tls_problem()
+            self._channel.require_no_tls_problem()
         raise failure
 
     def cancel(self) -> None:
@@ -177,12 +166,6 @@ class Channel:
                 ("grpc.default_authority", authority),
             ]
         self._channel = _open(target, credentials, options)
-        self._rows: dict[str, _Rows] = {
-            kind.DESCRIPTOR.full_name: self._channel.unary_stream(
-                _METHODS[kind.DESCRIPTOR.full_name]
-            )
-            for kind in (pb.GetBatchRequest, pb.GetRowsRequest)
-        }
 
     def get_batch(
         self,
@@ -194,7 +177,9 @@ class Channel:
 
         timeout_seconds: when the call ends by itself; None: never.
         """
-        return self._rows[request.DESCRIPTOR.full_name](
+        method = _METHODS[request.DESCRIPTOR.full_name]
+        callable_: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method)
+        return callable_(
             request.SerializeToString(),
             timeout=timeout_seconds,
             metadata=self._credentials.metadata(self.target),
@@ -214,13 +199,13 @@ class Channel:
             timeout=timeout_seconds,
             metadata=self._credentials.metadata(self.target),
         )
-        return UnaryCall(call, kind, self.target, self._require_no_tls_problem)
+        return UnaryCall(call, kind, self)
 
     def close(self) -> None:
         """Cancel all calls and close the connection."""
         self._channel.close()
 
-    def _require_no_tls_problem(self) -> None:
+    def require_no_tls_problem(self) -> None:
         """Raise InvalidRequest if TLS prevents the connection; Unreachable if it possibly does."""
         if self.target.startswith(UNIX):
             return

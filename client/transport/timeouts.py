@@ -29,6 +29,3 @@ class Timeouts:
         seconds("read_seconds", self.read_seconds, zero=False)
         if self.reconnect_seconds is not None:
             seconds("reconnect_seconds", self.reconnect_seconds, zero=True)
-
-
-DEFAULT_TIMEOUTS = Timeouts()

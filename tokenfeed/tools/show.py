@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tokenfeed.client.feed.mixture.recipe import groups_of, long_argument
+from tokenfeed.client.feed.mixture.recipe import dataset_stream
 from tokenfeed.client.feed.options import PREFETCH_BYTES
 from tokenfeed.client.runtime.arguments import first_position, text
 from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.client.source.open_source import open_to_look
 from tokenfeed.commands.decoding import decoder
-from tokenfeed.sampling import orders
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
 from tokenfeed.stream.position import Position
-from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 from tokenfeed.wire.row_block import RowBlock
 
@@ -38,13 +36,13 @@ def run_show(arguments: argparse.Namespace) -> None:
     targets in brackets, and how much padding.
     """
     in_words = _in_words(arguments.tokenizer)
-    stream = Stream.of_dataset(
+    stream = dataset_stream(
         text("dataset", arguments.dataset),
-        orders.latest(arguments.order),
+        arguments.order,
         arguments.seed,
         arguments.context_length,
-        long_argument(arguments.order, arguments.long),
-        group_blocks=groups_of(arguments.order, arguments.group_tokens),
+        arguments.long,
+        arguments.group_tokens,
     )
     request = Request(
         stream,

@@ -267,12 +267,17 @@ def _dropped(changes: Dropped, saved: SavedMixture) -> tuple[str, ...]:
     return tuple(_said(change, saved) for change, _ in changes)
 
 
+def length_dropped(change: Stage) -> str:
+    """Return the message of a change of the context length that is dropped.  change: is its stage,
+    as a state has it.
+    """
+    dropped, length = "change of the context length is dropped", change.context_length
+    return f"{dropped} asked={change.asked} context_length={length}"
+
+
 def _said(change: Stage, saved: SavedMixture) -> str:
     """Return the message of a change that is dropped."""
     if change.origin & LENGTH:
-        return (
-            f"change of the context length is dropped asked={change.asked} "
-            f"context_length={change.context_length}"
-        )
+        return length_dropped(change)
     weights = saved.shown(change.weights)
     return f"change of the mixture is dropped asked={change.asked} weights={weights}"

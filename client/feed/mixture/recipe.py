@@ -18,7 +18,7 @@ from typing import Any
 from tokenfeed.errors import InvalidRequest, NotFound
 from tokenfeed.sampling import orders
 from tokenfeed.stream.order import Order
-from tokenfeed.stream.position import SAMPLE_END, require_range
+from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.schedule import (
     Exhausted,
     first_exhausted,
@@ -230,13 +230,9 @@ class Mixture:
         feed does.
         Raises: InvalidRequest or NotFound (order), naming the value and its limit.
         """
-        self.block = optional_integer("block", block)
-        if self.block is not None:
-            require_range("block", self.block, 1, BLOCK_MAX + 1)
+        self.block = optional_integer("block", block, 1, BLOCK_MAX + 1)
         self.order = None if order is None else orders.latest(text("order", order)).NAME
-        self.seed = optional_integer("seed", seed)
-        if self.seed is not None:
-            require_range("seed", self.seed, 0, SEED_END)
+        self.seed = optional_integer("seed", seed, 0, SEED_END)
         if (weights is None) == (stages is None):
             raise InvalidRequest("mixture", "has to have either weights or stages")
         if stages is None:
@@ -431,11 +427,9 @@ def _begin(name: str, prefix: str, values: Mapping[str, Any]) -> Begin:
     """Return where something is asked for.  Raises: InvalidRequest."""
     found = {}
     for key in _STAGE_KEYS[:2]:
-        found[key] = value = optional_integer(f"{prefix}{key}", values.get(key))
         if isinstance(values.get(key), bool):  # to Python it is a number
             raise InvalidRequest(f"{prefix}{key}", f"{values[key]} is not an integer")
-        if value is not None:
-            require_range(f"{prefix}{key}", value, 0, SAMPLE_END)
+        found[key] = optional_integer(f"{prefix}{key}", values.get(key), 0, SAMPLE_END)
     if sum(value is not None for value in found.values()) != 1:
         raise InvalidRequest(name, "has to have either first_sample or first_tokens")
     return Begin(**found)
@@ -443,9 +437,7 @@ def _begin(name: str, prefix: str, values: Mapping[str, Any]) -> Begin:
 
 def group_tokens_argument(name: str, value: int) -> int:
     """Return a number of tokens that a user passed for `group_blocks`.  Raises: InvalidRequest."""
-    tokens = integer(name, value)
-    require_range(name, tokens, _GROUP_TOKENS_MIN, _GROUP_TOKENS_MAX + 1)
-    return tokens
+    return integer(name, value, _GROUP_TOKENS_MIN, _GROUP_TOKENS_MAX + 1)
 
 
 def group_blocks(order: Order, group_tokens: int, weight: int = 1, block_size: int = 1) -> int:
@@ -462,14 +454,27 @@ def group_blocks(order: Order, group_tokens: int, weight: int = 1, block_size: i
     return 1 << (share.bit_length() - 1)
 
 
-def groups_of(order: str, group_tokens: int | None) -> int:
-    """Return `group_blocks` of one dataset for a command.
+def dataset_stream(
+    dataset: str,
+    order: str,
+    seed: int,
+    context_length: int,
+    long: str | None,
+    group_tokens: int | None,
+) -> Stream:
+    """Return the stream over one dataset that a user asks for.
 
-    order: its name.  group_tokens: what a user passed; None is the default.
+    dataset: is its name; "" is the only one of a server.  order: is the name of its order.
+    seed, context_length: are those of the stream.  long: is what a user passed, as for
+    `long_argument`.  group_tokens: is what a user passed; None is the default.
     Raises: InvalidRequest; NotFound for an unknown order.
     """
-    tokens = GROUP_TOKENS if group_tokens is None else group_tokens
-    return group_blocks(orders.latest(order), group_tokens_argument("group_tokens", tokens))
+    named, long_documents = orders.latest(order), long_argument(order, long)
+    given = GROUP_TOKENS if group_tokens is None else group_tokens
+    blocks = group_blocks(named, group_tokens_argument("group_tokens", given))
+    return Stream.of_dataset(
+        dataset, named, seed, context_length, long_documents, group_blocks=blocks
+    )
 
 
 def long_argument(order: str, long: str | None, name: str = "long") -> str:
@@ -537,18 +542,12 @@ def read_list(name: str, value: str | None) -> bytes:
 def _source_options(name: str, values: Any) -> SourceOptions:
     values = _mapping(name, values)
     _require_keys(name, values, _SOURCE_KEYS)
-    order, seed = values.get("order"), optional_integer(f"{name}.seed", values.get("seed"))
-    if order is not None:
-        order = orders.latest(text(f"{name}.order", order)).NAME
-    if seed is not None:
-        require_range(f"{name}.seed", seed, 0, SEED_END)
-    max_epochs = values.get("max_epochs")
-    if max_epochs is not None:
-        max_epochs = integer(f"{name}.max_epochs", max_epochs)
-        require_range(f"{name}.max_epochs", max_epochs, 1, SAMPLE_END)
-    long = values.get("long")
+    order, long = values.get("order"), values.get("long")
     return SourceOptions(
-        order, seed, max_epochs, None if long is None else text(f"{name}.long", long)
+        None if order is None else orders.latest(text(f"{name}.order", order)).NAME,
+        optional_integer(f"{name}.seed", values.get("seed"), 0, SEED_END),
+        optional_integer(f"{name}.max_epochs", values.get("max_epochs"), 1, SAMPLE_END),
+        None if long is None else text(f"{name}.long", long),
     )
 
 

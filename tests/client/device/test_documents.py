@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.rows_with_documents import rows_with_documents
 from tests.support.targets import counts_plane
-from tokenfeed.client.device.documents import BatchDocuments
-from tokenfeed.client.device.fixed_size import least_size, require_size
+from tokenfeed.client.device.documents import BatchDocuments, least_size
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.wire.row_block import Plane, RowBlock
@@ -227,19 +226,22 @@ def test_the_least_size_is_what_the_worst_batch_takes(
     """One less would fail at step 41,000; more would be slower."""
     limits = {"max_seqlen": max_seqlen, "row_documents_max": row_documents_max}
     limit = max_seqlen or context_length
-    worst = 0
+    worst, fullest = 0, list[int]()
     # All ways to cut a row into documents: a bit for each place where one may begin.
     for bits in range(1 << context_length - 1):
         starts = [place + 1 for place in range(context_length - 1) if bits >> place & 1]
         if row_documents_max is None or len(starts) < row_documents_max:
             (row,) = Batch(context_length, [starts]).documents_of_rows()
-            worst = max(worst, sum(-(-length // limit) for length in row))
+            worst, fullest = max((worst, fullest), (sum(-(-n // limit) for n in row), starts))
     least = least_size(batch_size, context_length, **limits)
 
     assert least == batch_size * worst + 1
-    require_size(least, batch_size, context_length, **limits)
+    batch = Batch(context_length, [fullest] * batch_size)
+    documents = replace(batch.documents, row_documents_max=row_documents_max)
+    assert documents.cu_seqlens_fixed(max_seqlen=max_seqlen).size == least
+    assert documents.cu_seqlens_fixed(least, max_seqlen)[-2] < batch_size * context_length
     with pytest.raises(InvalidRequest, match=f"size: .* at least {least}, "):
-        require_size(least - 1, batch_size, context_length, **limits)
+        documents.cu_seqlens_fixed(least - 1, max_seqlen)
 
 
 def test_a_known_limit_of_documents_makes_the_default_size_small() -> None:
@@ -257,7 +259,7 @@ def test_a_known_limit_of_documents_makes_the_default_size_small() -> None:
 def test_limits_of_a_fixed_size_are_checked(limits: dict[str, int]) -> None:
     """Before a training begins."""
     with pytest.raises(InvalidRequest, match=f"^{next(iter(limits))}: 0 is not in"):
-        require_size(100, 2, 8, **limits)
+        least_size(2, 8, **limits)
     with pytest.raises(InvalidRequest, match=r"^max_seqlen: 0 is not in"):
         BatchDocuments(1, 8, np.array([0]), np.array([])).cu_seqlens_fixed(max_seqlen=0)
 

@@ -142,7 +142,7 @@ def feed_of(
         return ImaginedDatasets(corpora, request.stream, more["planes"].kinds)
 
     defaults = {"rank": 0, "world_size": 1, "order": "shuffled"}
-    found, _, _ = first_stream(
+    found, _ = first_stream(
         "localhost:1",
         batch_size,
         context_length,

@@ -19,7 +19,7 @@ from client import InvalidRequest, Mixture, NumpyBatches, RemoteBatches, StreamM
 from tests.conftest import Serve
 from tests.support.redacting import redact
 from tokenfeed.client.feed import delivery
-from tokenfeed.client.feed.batch_reader import BatchReader
+from tokenfeed.client.feed.delivery import BatchReader
 from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.sampling.plan import Shape, plan
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from client import InvalidRequest, NumpyBatches, NumpyRichBatch, RemoteBatches
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.end_to_end.training.test_target_masks import ALONE, CORPUS, B, T, expected, served
-from tokenfeed.client.feed.batch_reader import BatchReader
+from tokenfeed.client.feed.delivery import BatchReader
 
 ORDERS = {"random": "random-1", "shuffled": "shuffled-1", "sequential": "sequential-1"}
 ATTRIBUTES = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenfeed.client.feed.history import History
-from tokenfeed.client.feed.mixture.recipe import groups_of, long_argument
+from tokenfeed.client.feed.mixture.recipe import dataset_stream
 from tokenfeed.client.feed.state import State
 from tokenfeed.client.runtime.arguments import text
 from tokenfeed.errors import InvalidRequest
@@ -105,14 +105,8 @@ def _assumed(arguments: argparse.Namespace, target: Target) -> RunContext:
         raise InvalidRequest("context_length", "is missing; pass it, or --state")
     require_range("context_length", arguments.context_length, 1, SAMPLE_END)
     order, dataset = arguments.order or orders.DEFAULT_OF_FEEDS, text("dataset", arguments.dataset)
-    stream = Stream.of_dataset(
-        dataset,
-        orders.latest(order),
-        arguments.seed or 0,
-        arguments.context_length,
-        long_argument(order, arguments.long),
-        group_blocks=groups_of(order, arguments.group_tokens),
-    )
+    seed, length = arguments.seed or 0, arguments.context_length
+    stream = dataset_stream(dataset, order, seed, length, arguments.long, arguments.group_tokens)
     target.dataset = dataset
     stream, source = target.known(stream), stream.source
     name = f"{escaped(target.described(stream)[0].name)}, {source.order.NAME}"

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
 
-from tokenfeed.client.source.check import Descriptions, corpora_of, counted_rows, no_rows
+from tokenfeed.client.source.check import Descriptions, corpora_of, no_rows, order_rows
 from tokenfeed.client.source.file_target import is_local_target, parse_local_target
 from tokenfeed.client.source.files import Files
 from tokenfeed.client.source.open_source import open_to_look
@@ -179,7 +179,7 @@ class Target:
         if not order.HAS_EPOCHS:
             return None
         (dataset,) = self.described(stream)
-        rows = counted_rows(dataset, order.NAME)
+        rows = order_rows(dataset, order.NAME).rows
         if not rows:
             raise no_rows(dataset, order, stream.context_length)
         return rows
@@ -203,7 +203,7 @@ class Target:
     def _left_out(self, last: Stage, stage: Stage, source: Source) -> int | None:
         def rows(source: Source, length: int) -> int:
             (dataset,) = self.described(self.alone(source, length))
-            return counted_rows(dataset, source.order.NAME)
+            return order_rows(dataset, source.order.NAME).rows
 
         try:
             found = left_out(last, stage, [source], rows)
