@@ -30,7 +30,7 @@ from ..datasets.sources import (
 from ..datasets.sources.text_cache import TextCache
 from ..datasets.warmup import WarmUp
 from ..rpc import listener
-from ..rpc.activity import Activity
+from ..rpc.activity.tracker import Activity
 from ..rpc.admission import DESCRIBE_LIMITS, AdmissionControl, StreamLimits
 from ..rpc.health import SERVICE as HEALTH_SERVICE
 from ..rpc.health import Health

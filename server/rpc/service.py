@@ -33,7 +33,8 @@ from tokenfeed.wire.request import (
 from ..datasets.dataset import Dataset
 from ..rows.expected_stream import require_expected
 from ..rows.served import ServedDatasets
-from .activity import Activity, Caller
+from .activity.streams import Caller
+from .activity.tracker import Activity
 from .admission import AdmissionControl
 from .frame_producer import FrameProducer, Schedulers
 from .refusals import abort_on_error

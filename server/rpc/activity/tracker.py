@@ -117,16 +117,12 @@ class Activity:
             )
             return [stream.status(now) for stream in found[:most]], max(0, len(found) - most)
 
-    def bytes_per_second(self) -> float:
-        """Return the rate of bytes of messages, over the last seconds."""
+    def frame_bytes(self) -> tuple[float, list[int]]:
+        """Return the bytes of messages per second, over the last seconds, and in each of them."""
         now = time.monotonic()
         with self._lock:
-            return self._frame_seconds.rate(now, self._frame_bytes())
-
-    def line(self) -> list[int]:
-        """Return the bytes of messages in each of the last seconds."""
-        with self._lock:
-            return self._frame_seconds.each()
+            seconds = self._frame_seconds
+            return seconds.rate(now, self._frame_bytes()), seconds.each()
 
     def sent_of(self, dataset: str) -> Sent:
         """Return what was sent of a dataset."""

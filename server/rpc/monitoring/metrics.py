@@ -21,7 +21,7 @@ from tokenfeed import __version__
 from ...runtime.http_server import Page
 from ...runtime.process import memory_limit, use
 from ...storage.objects.counts import REQUESTS, CacheCounts
-from ..activity import BOUNDS, FrameCounts, Histogram, Labels
+from ..activity.counts import BOUNDS, FrameCounts, Histogram, Labels
 from .server_state import ServerState
 
 _BY_ORDER = ("dataset", "order")
