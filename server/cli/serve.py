@@ -43,7 +43,7 @@ from ..rpc.provenance import SERVICE as PROVENANCE_SERVICE
 from ..rpc.provenance import Provenance
 from ..rpc.reflection import Reflection
 from ..rpc.refusals import CallCounts
-from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
+from ..rpc.security import BearerTokens, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
 from ..runtime.cache_folder import cache_folder
 from ..runtime.http_server import CachedPage, HttpServer
@@ -286,7 +286,7 @@ def tls_credentials(arguments: argparse.Namespace) -> grpc.ServerCredentials | N
     for option, value in (("--tls-cert", cert), ("--tls-key", key)):
         if not value:
             raise InvalidRequest(option, "is missing; TLS needs both --tls-cert and --tls-key")
-    return server_credentials(TlsFiles(cert, key, client_ca))
+    return server_credentials(cert, key, client_ca)
 
 
 def stream_limits(arguments: argparse.Namespace) -> StreamLimits:
