@@ -15,7 +15,6 @@ from typing import NamedTuple
 from tokenfeed.errors import SamplesExhausted, Unreadable
 from tokenfeed.sampling.spans import Numbers, Spans
 from tokenfeed.wire import draft, frame
-from tokenfeed.wire.request import AnyRequest
 
 from ..rows.reader import RowReader
 from .admission import Connection
@@ -80,11 +79,6 @@ class FrameProducer:
     shared: frame.Frames
     schedulers: Schedulers
 
-    @property
-    def request(self) -> AnyRequest:
-        """The request."""
-        return self.reader.request
-
     def frames(self, connection: Connection) -> Iterator[EncodedFrame]:
         """Yield the frames in order, scheduled fairly against those of other peers.
 
@@ -108,7 +102,7 @@ class FrameProducer:
                 raise deleted
             taken_seconds = time.monotonic() - sent_at
             connection.frame_bytes = next_frame_bytes(size_bytes, taken_seconds)
-        if self.request.is_endless:
+        if reader.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
     def _frames(self, row: int, connection: Connection, spans: Spans) -> list[EncodedFrame]:
