@@ -13,7 +13,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ...v1 import status_pb2 as pb
 from . import words
@@ -40,13 +39,6 @@ class Run:
     members: Sequence[int]
 
 
-class RunGroups(NamedTuple):
-    """runs.  replaced: places of streams whose client goes on over another connection."""
-
-    runs: list[Run]
-    replaced: set[int]
-
-
 @dataclass(slots=True)
 class _Part:
     """Streams of one run that are known to belong together.
@@ -61,8 +53,10 @@ class _Part:
     sample: int
 
 
-def find_runs(streams: Sequence[pb.StreamStatus]) -> RunGroups:
-    """Sort streams into runs."""
+def find_runs(streams: Sequence[pb.StreamStatus]) -> tuple[list[Run], set[int]]:
+    """Return the runs of streams, and the places of those whose client goes on over another
+    connection.
+    """
     replaced = set(_replaced(streams))
     shapes: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, stream in enumerate(streams):
@@ -74,7 +68,7 @@ def find_runs(streams: Sequence[pb.StreamStatus]) -> RunGroups:
             name = words.listing([*part.names[:_NAMES_SHOWN], *_more(part.names)])
             world_size = streams[next(iter(part.by_rank.values()))].world_size
             runs.append(Run(name, world_size, list(part.by_rank.values())))
-    return RunGroups(runs, replaced)
+    return runs, replaced
 
 
 def _more(names: Sequence[str]) -> list[str]:
