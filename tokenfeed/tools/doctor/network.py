@@ -174,7 +174,9 @@ def _not_connected(
     rank = {errno.ECONNREFUSED: 0, errno.ENOENT: 0, errno.EACCES: 0}
     place, error = min(
         failures.items(),
-        key=lambda item: rank.get(item[1].errno or 0, 1 if _is_timeout(item[1]) else 2),
+        key=lambda item: rank.get(
+            item[1].errno or 0, 1 if isinstance(item[1], TimeoutError) else 2
+        ),
     )
     if server.is_unix:
         return Finding(
@@ -184,7 +186,7 @@ def _not_connected(
             f"{place}: {error.strerror or 'no answer'}",
             "start the server with --unix and this path, and check who may open it",
         )
-    if _is_timeout(error):
+    if isinstance(error, TimeoutError):
         return Finding(
             "port-filtered",
             server.name,
@@ -210,10 +212,6 @@ def _not_connected(
         f"{shown(place)}: {error.strerror or error}",
         f"check the address, and the route to it (ip route get {shown(place).rpartition(':')[0]})",
     )
-
-
-def _is_timeout(error: OSError) -> bool:
-    return isinstance(error, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
