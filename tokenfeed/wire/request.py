@@ -194,6 +194,7 @@ class RowsRequest:
 
 
 AnyRequest: TypeAlias = Request | RowsRequest
+AnyMessage: TypeAlias = pb.GetBatchRequest | pb.GetRowsRequest
 
 
 def require_within(request: AnyRequest, limits: pb.Limits, token_bytes: int) -> None:
@@ -252,8 +253,10 @@ class Hints(NamedTuple):
     is_tool: bool = False
 
     @classmethod
-    def of(cls, message: pb.GetBatchRequest) -> Hints:
-        """Return the hints that a request has."""
+    def of(cls, message: AnyMessage) -> Hints:
+        """Return the hints that a request has. Single rows are of no trainer's stream."""
+        if isinstance(message, pb.GetRowsRequest):
+            return cls(message.client_name, is_tool=True)
         has_sample = message.HasField("trainer_sample")
         sample = message.trainer_sample if has_sample else None
         return cls(message.client_name, sample, message.is_last, message.is_tool)
@@ -274,9 +277,7 @@ def to_message(
 ) -> pb.GetRowsRequest: ...
 
 
-def to_message(
-    request: AnyRequest, expected: Expected, hints: Hints = NO_HINTS
-) -> pb.GetBatchRequest | pb.GetRowsRequest:
+def to_message(request: AnyRequest, expected: Expected, hints: Hints = NO_HINTS) -> AnyMessage:
     """Return a request of one stage as a message of the contract. Of single rows it has only the
     name of the client as a hint.
     """
@@ -384,7 +385,7 @@ def require_size(request: Request, limits: pb.Limits, client_name: str) -> None:
         )
 
 
-def from_message(message: pb.GetBatchRequest) -> tuple[Request, Expected]:
+def from_message(message: AnyMessage) -> tuple[AnyRequest, Expected]:
     """Return the request in a message of the contract.
 
     Raises: RequestError, naming the field and its limit, if something is out of range or not
@@ -393,45 +394,34 @@ def from_message(message: pb.GetBatchRequest) -> tuple[Request, Expected]:
     # The stream is checked where it is parsed, which is not for every call.
     require_understood(message, without="stream")
     stream, digests = parse_stream(message.stream)
-    request = Request(
-        stream,
-        Position(
+    planes = tuple(sorted(plane.kind for plane in message.planes))
+    declined_planes = tuple(message.declined_planes)
+    if isinstance(message, pb.GetRowsRequest):
+        values = np.array(message.samples, dtype=np.uint64)
+        if values.size and int(values.max()) >= SAMPLE_END:
+            raise SamplesExhausted("samples", f"{int(values.max())} is not in [0, 2^63)")
+        samples = SampleList(values.view(np.int64))
+        request: AnyRequest = RowsRequest(stream, samples, planes, declined_planes)
+        lowest = int(values.min())
+    else:
+        position = Position(
             message.first_sample,
             message.batch_size,
             message.rank,
             message.world_size if message.HasField("world_size") else 1,
-        ),
-        tuple(sorted(plane.kind for plane in message.planes)),
-        tuple(message.declined_planes),
-        message.first_row,
-        message.num_batches if message.HasField("num_batches") else None,
-        message.end_sample if message.HasField("end_sample") else None,
-    )
-    _require_in_force(stream, request.position.sample_of(request.first_row), request.planes)
-    return request, _expected(message, digests)
-
-
-def from_rows_message(message: pb.GetRowsRequest) -> tuple[RowsRequest, Expected]:
-    """Return the request of some rows in a message of the contract.  Raises: as `from_message`."""
-    require_understood(message, without="stream")
-    stream, digests = parse_stream(message.stream)
-    values = np.array(message.samples, dtype=np.uint64)
-    if values.size and int(values.max()) >= SAMPLE_END:
-        raise SamplesExhausted("samples", f"{int(values.max())} is not in [0, 2^63)")
-    request = RowsRequest(
-        stream,
-        SampleList(values.view(np.int64)),
-        tuple(sorted(plane.kind for plane in message.planes)),
-        tuple(message.declined_planes),
-    )
-    _require_in_force(stream, int(values.min()), request.planes)
-    return request, _expected(message, digests)
-
-
-def _expected(
-    message: pb.GetBatchRequest | pb.GetRowsRequest, digests: tuple[bytes, ...]
-) -> Expected:
-    return Expected(
+        )
+        request = Request(
+            stream,
+            position,
+            planes,
+            declined_planes,
+            message.first_row,
+            message.num_batches if message.HasField("num_batches") else None,
+            message.end_sample if message.HasField("end_sample") else None,
+        )
+        lowest = position.sample_of(request.first_row)
+    _require_in_force(stream, lowest, planes)
+    return request, Expected(
         message.expected_identity,
         digests if any(digests) else (),
         tuple((plane.kind, plane.expected_fingerprint) for plane in message.planes),
