@@ -38,7 +38,7 @@ from ..rpc.monitoring.residency import Residency
 from ..rpc.monitoring.server_state import ServerState
 from ..rpc.monitoring.status import SERVICE as STATUS_SERVICE
 from ..rpc.monitoring.status import Status
-from ..rpc.monitoring.status_page import status_page
+from ..rpc.monitoring.status_page.page import status_page
 from ..rpc.provenance import SERVICE as PROVENANCE_SERVICE
 from ..rpc.provenance import Provenance
 from ..rpc.reflection import Reflection

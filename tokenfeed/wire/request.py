@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -281,18 +281,21 @@ def to_message(request: AnyRequest, expected: Expected, hints: Hints = NO_HINTS)
     """Return a request of one stage as a message of the contract. Of single rows it has only the
     name of the client as a hint.
     """
+    fingerprints = dict(expected.planes)
+    shared: dict[str, Any] = {
+        "stream": stream_message(request.stream, expected.digests),
+        "planes": [
+            pb.WantedPlane(kind=kind, expected_fingerprint=fingerprints.get(kind, b""))
+            for kind in request.planes
+        ],
+        "declined_planes": request.declined_planes,
+        "expected_identity": expected.identity,
+    }
     if isinstance(request, RowsRequest):
-        return pb.GetRowsRequest(
-            stream=stream_message(request.stream, expected.digests),
-            samples=request.position.values.tolist(),
-            planes=_plane_messages(request.planes, expected),
-            declined_planes=request.declined_planes,
-            expected_identity=expected.identity,
-            client_name=hints.client_name,
-        )
+        samples = request.position.values.tolist()
+        return pb.GetRowsRequest(samples=samples, client_name=hints.client_name, **shared)
     position = request.position
     return pb.GetBatchRequest(
-        stream=stream_message(request.stream, expected.digests),
         batch_size=position.batch_size,
         first_sample=position.first_sample,
         first_row=request.first_row,
@@ -300,19 +303,9 @@ def to_message(request: AnyRequest, expected: Expected, hints: Hints = NO_HINTS)
         end_sample=request.end_sample,
         rank=position.rank,
         world_size=position.world_size,
-        planes=_plane_messages(request.planes, expected),
-        declined_planes=request.declined_planes,
-        expected_identity=expected.identity,
+        **shared,
         **hints._asdict(),
     )
-
-
-def _plane_messages(kinds: Sequence[int], expected: Expected) -> list[pb.WantedPlane]:
-    fingerprints = dict(expected.planes)
-    return [
-        pb.WantedPlane(kind=kind, expected_fingerprint=fingerprints.get(kind, b""))
-        for kind in kinds
-    ]
 
 
 @lru_cache(8)
