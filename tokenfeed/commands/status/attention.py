@@ -51,11 +51,11 @@ class Judgement(NamedTuple):
 
 def judge(status: pb.GetStatusResponse) -> Judgement:
     """Return what needs attention, and the state of each stream."""
-    runs, replaced = find_runs(status.streams)
+    found = find_runs(status.streams)
     cold = {dataset.name for dataset in status.datasets if words.is_cold(dataset)}
     points = [*_of_server(status), *_of_datasets(status)]
-    seen = [StreamJudgement(status.streams[at], State.REPLACED, "") for at in replaced]
-    for run in runs:
+    seen = [StreamJudgement(status.streams[at], State.REPLACED, "") for at in found.replaced]
+    for run in found.runs:
         states = states_of(status.streams, run)
         members = [StreamJudgement(status.streams[at], states[at], run.name) for at in run.members]
         points += _of_run(run, members, cold)

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...v1 import status_pb2 as pb
 from . import words
@@ -53,10 +54,15 @@ class _Part:
     sample: int
 
 
-def find_runs(streams: Sequence[pb.StreamStatus]) -> tuple[list[Run], set[int]]:
-    """Return the runs of streams, and the places of those whose client goes on over another
-    connection.
-    """
+class RunGroups(NamedTuple):
+    """runs.  replaced: places of streams whose client goes on over another connection."""
+
+    runs: list[Run]
+    replaced: set[int]
+
+
+def find_runs(streams: Sequence[pb.StreamStatus]) -> RunGroups:
+    """Sort streams into runs."""
     replaced = set(_replaced(streams))
     shapes: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, stream in enumerate(streams):
@@ -68,7 +74,7 @@ def find_runs(streams: Sequence[pb.StreamStatus]) -> tuple[list[Run], set[int]]:
             name = words.listing([*part.names[:_NAMES_SHOWN], *_more(part.names)])
             world_size = streams[next(iter(part.by_rank.values()))].world_size
             runs.append(Run(name, world_size, list(part.by_rank.values())))
-    return runs, replaced
+    return RunGroups(runs, replaced)
 
 
 def _more(names: Sequence[str]) -> list[str]:
