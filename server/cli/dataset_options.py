@@ -9,12 +9,9 @@ from functools import partial
 
 from tokenfeed.errors import InvalidCorpus, InvalidRequest, Option
 
-from ..datasets.dataset import Dataset
-from ..datasets.opening import TokenChecks, open_dataset
 from ..datasets.options import OPTIONS, DatasetOptions, parse_options, require_value
 from ..datasets.sources import DatasetSource, parse_datasets, without_name
 from ..datasets.sources.paths import MASK_SUFFIXES, expand
-from ..storage.door import StorageOptions
 from ..storage.option_names import (
     DTYPE,
     END_TOKEN,
@@ -86,15 +83,6 @@ def parse_dataset(arguments: argparse.Namespace) -> tuple[DatasetSource, Dataset
         )
     (source,) = sources
     return source, parse_all(arguments, sources)[source.name]
-
-
-def open_parsed(source: DatasetSource, options: DatasetOptions) -> Dataset:
-    """Open the dataset of a command that does not serve it.
-
-    source, options: are what `parse_dataset` returns.  Raises: as `open_dataset`.
-    """
-    checks, storage = TokenChecks(options.vocab_size, serves=False), StorageOptions(options.read)
-    return open_dataset(source, options.formats, checks, storage, planes=options.planes)
 
 
 def parse_all(

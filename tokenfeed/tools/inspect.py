@@ -14,13 +14,10 @@ import numpy as np
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import decoder
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
-from tokenfeed.server.cli.dataset_options import (
-    PLANE_OPTIONS,
-    add_dataset_arguments,
-    open_parsed,
-    parse_dataset,
-)
+from tokenfeed.server.cli.dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
 from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats.document_ids import ids_beside
 from tokenfeed.server.storage.option_names import REDACTIONS, VOCAB_SIZE
 from tokenfeed.server.storage.store import TokenStore
@@ -60,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> None:
     stdout_of_any_path()
-    with closing(open_parsed(*parse_dataset(arguments))) as dataset:
+    source, options = parse_dataset(arguments)
+    checks, storage = TokenChecks(options.vocab_size, serves=False), StorageOptions(options.read)
+    with closing(
+        open_dataset(source, options.formats, checks, storage, planes=options.planes)
+    ) as dataset:
         dataset.search_now()
         show(dataset, arguments.tokens, arguments.tokenizer)
 

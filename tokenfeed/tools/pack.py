@@ -22,14 +22,10 @@ from tokenfeed.commands.output import exit_code, stdout_of_any_path
 from tokenfeed.errors import InvalidRequest, WriteFailed
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import latest, packed_v1, padded_v1
-from tokenfeed.server.cli.dataset_options import (
-    PLANE_OPTIONS,
-    add_dataset_arguments,
-    open_parsed,
-    parse_dataset,
-)
+from tokenfeed.server.cli.dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.options import DatasetOptions
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.runtime.threads.executors import Executor, make_executor
 from tokenfeed.server.storage.documents import RowIndex, what_of
@@ -39,6 +35,8 @@ from tokenfeed.server.storage.documents.rows_builder import (
     Memory,
     rows_of_documents,
 )
+from tokenfeed.server.storage.door import StorageOptions
+from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.option_names import CACHE_DIR
 from tokenfeed.stream.position import require_range
 
@@ -129,7 +127,8 @@ def _run(arguments: argparse.Namespace) -> None:
         how = workers_named(arguments.executor, arguments.workers)
         # The tasks of a cluster are on other machines.
         here = (arguments.workers or 1) if arguments.executor == "local" else 0
-        pack(source, options, key, run, how, here)
+        storage = StorageOptions(options.read)
+        pack(source, options.formats, storage, options.planes, key, run, how, here)
 
 
 def key_of(order: str, context_length: int, long_documents: str) -> RowsKey:
@@ -165,7 +164,9 @@ def workers_named(executor: str, workers: int | None) -> str:
 
 def pack(
     source: DatasetSource,
-    options: DatasetOptions,
+    options: FormatOptions,
+    storage: StorageOptions,
+    planes: PlaneOptions,
     key: RowsKey,
     run: Run | None,
     how: str,
@@ -181,7 +182,8 @@ def pack(
     if workers > 1:
         cure = f"pass fewer --workers than {workers}, {cure}"
     memory = Memory(_MEMORY_SHARE, workers, cure)
-    with closing(open_parsed(source, options)) as dataset:
+    checks = TokenChecks(serves=False)
+    with closing(open_dataset(source, options, checks, storage, planes=planes)) as dataset:
         # A search may take much longer than all that follows.
         starts = dataset.document_starts
         is_searched = starts is None or starts.is_known

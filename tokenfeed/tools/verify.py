@@ -16,8 +16,9 @@ from contextlib import closing, suppress
 from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code
 from tokenfeed.errors import InvalidCorpus
-from tokenfeed.server.cli.dataset_options import add_dataset_arguments, open_parsed, parse_dataset
+from tokenfeed.server.cli.dataset_options import add_dataset_arguments, parse_dataset
 from tokenfeed.server.datasets.content import full_digest
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import DatasetOptions
 from tokenfeed.server.datasets.redactions.opening import read_as_erased
 from tokenfeed.server.datasets.redactions.overlay import files_left
@@ -27,7 +28,7 @@ from tokenfeed.server.datasets.sources.manifest import (
     read_splits,
     require_as_ingested,
 )
-from tokenfeed.server.storage.door import absolute
+from tokenfeed.server.storage.door import StorageOptions, absolute
 from tokenfeed.server.storage.objects.cache_choice import require_intact
 from tokenfeed.server.storage.option_names import OBJECT_CACHE, REDACTIONS
 
@@ -74,7 +75,10 @@ def verify(source: DatasetSource, options: DatasetOptions) -> None:
     erasure has left.
     Raises: InvalidCorpus if its content has changed since it was last verified, or cannot be read.
     """
-    with closing(open_parsed(source, options)) as dataset:
+    checks, storage = TokenChecks(serves=False), StorageOptions(options.read)
+    with closing(
+        open_dataset(source, options.formats, checks, storage, planes=options.planes)
+    ) as dataset:
         if (split := source.split or _split_around(source.paths)) is not None:
             require_as_ingested(split)
         store = dataset.store

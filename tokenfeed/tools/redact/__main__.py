@@ -18,7 +18,7 @@ from functools import partial
 from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
 from tokenfeed.server.cli.dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
-from tokenfeed.server.storage.door import door_of
+from tokenfeed.server.storage.door import StorageOptions, door_of
 
 from .redacting import FILL, ListSummary, RedactTarget, Selection
 from .waiting import require_wait, wait_for_servers
@@ -133,7 +133,7 @@ def redact(arguments: argparse.Namespace) -> ListSummary:
     source, options = parse_dataset(arguments)
     redactions = None if arguments.list is None else door_of(arguments.list).real(arguments.list)
     planes = replace(options.planes, redactions=redactions)
-    target = RedactTarget(source, replace(options, planes=planes))
+    target = RedactTarget(source, options.formats, StorageOptions(options.read), planes)
     return target.redact(chosen, erases=arguments.erase, has_no_delimiter=arguments.no_delimiter)
 
 

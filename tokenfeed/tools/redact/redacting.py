@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tokenfeed.errors import InvalidRequest, NotFound, listed
-from tokenfeed.server.cli.dataset_options import open_parsed
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.options import DatasetOptions
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.provenance.documents import DatasetDocuments, Document
 from tokenfeed.server.datasets.redactions.erased_files import locked_records, require_listed
 from tokenfeed.server.datasets.redactions.list_content import (
@@ -30,6 +30,7 @@ from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.documents import used_delimiters
 from tokenfeed.server.storage.documents.known_documents import all_known
 from tokenfeed.server.storage.door import StorageOptions, scheme_of
+from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.store import TokenStore, open_store
 from tokenfeed.stream.position import require_range
 
@@ -109,12 +110,14 @@ class ListSummary:
 
 @dataclass(frozen=True, slots=True)
 class RedactTarget:
-    """The dataset whose tokens are taken out.  options: with the path of the list, if it is not
+    """The dataset whose tokens are taken out.  planes: with the path of the list, if it is not
     beside the files.
     """
 
     source: DatasetSource
-    options: DatasetOptions
+    options: FormatOptions
+    storage: StorageOptions
+    planes: PlaneOptions
 
     def redact(
         self, chosen: Selection, *, erases: bool = False, has_no_delimiter: bool = False
@@ -145,15 +148,15 @@ class RedactTarget:
             return _summary(dataset, _content_of(dataset))
 
     def _open(self) -> Dataset:
-        return open_parsed(self.source, self.options)
+        checks = TokenChecks(serves=False)
+        return open_dataset(self.source, self.options, checks, self.storage, planes=self.planes)
 
     def _open_tokens(self) -> TokenStore:
-        formats, storage = self.options.formats, StorageOptions(self.options.read)
-        return open_store(self.source.name, self.source.paths, formats, storage)[0]
+        return open_store(self.source.name, self.source.paths, self.options, self.storage)[0]
 
     def _path(self) -> str:
-        if self.options.planes.redactions is not None:
-            return self.options.planes.redactions
+        if self.planes.redactions is not None:
+            return self.planes.redactions
         with closing(self._open_tokens()) as store:
             if not (found := list_path(store)):
                 problem = "is required: nothing is written beside files of another storage"
@@ -190,7 +193,7 @@ class RedactTarget:
         return content
 
     def _delimiters(self, store: TokenStore) -> list[int]:
-        return list(used_delimiters(store, self.options.planes.delimiters).options.values())
+        return list(used_delimiters(store, self.planes.delimiters).options.values())
 
 
 def _content_of(dataset: Dataset) -> ListContent:
