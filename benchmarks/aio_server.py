@@ -22,7 +22,7 @@ import grpc.aio
 from tokenfeed.server.cli.serve import open_datasets
 from tokenfeed.server.cli.serve_options import build_parser
 from tokenfeed.server.datasets.warmup import WarmUp
-from tokenfeed.server.rpc.activity import Activity
+from tokenfeed.server.rpc.activity.tracker import Activity
 from tokenfeed.server.rpc.admission import AdmissionControl, Connection, StreamLimits, parse_message
 from tokenfeed.server.rpc.frame_producer import EncodedFrame
 from tokenfeed.server.rpc.service import TokenFeed

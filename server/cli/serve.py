@@ -30,7 +30,7 @@ from ..datasets.sources import (
 from ..datasets.sources.text_cache import TextCache
 from ..datasets.warmup import WarmUp
 from ..rpc import listener
-from ..rpc.activity import Activity
+from ..rpc.activity.tracker import Activity
 from ..rpc.admission import DESCRIBE_LIMITS, AdmissionControl, StreamLimits
 from ..rpc.health import SERVICE as HEALTH_SERVICE
 from ..rpc.health import Health
@@ -38,12 +38,12 @@ from ..rpc.monitoring.residency import Residency
 from ..rpc.monitoring.server_state import ServerState
 from ..rpc.monitoring.status import SERVICE as STATUS_SERVICE
 from ..rpc.monitoring.status import Status
-from ..rpc.monitoring.status_page import status_page
+from ..rpc.monitoring.status_page.page import status_page
 from ..rpc.provenance import SERVICE as PROVENANCE_SERVICE
 from ..rpc.provenance import Provenance
 from ..rpc.reflection import Reflection
 from ..rpc.refusals import CallCounts
-from ..rpc.security import BearerTokens, TlsFiles, TokenInterceptor, server_credentials
+from ..rpc.security import BearerTokens, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
 from ..runtime.cache_folder import cache_folder
 from ..runtime.http_server import CachedPage, HttpServer
@@ -286,7 +286,7 @@ def tls_credentials(arguments: argparse.Namespace) -> grpc.ServerCredentials | N
     for option, value in (("--tls-cert", cert), ("--tls-key", key)):
         if not value:
             raise InvalidRequest(option, "is missing; TLS needs both --tls-cert and --tls-key")
-    return server_credentials(TlsFiles(cert, key, client_ca))
+    return server_credentials(cert, key, client_ca)
 
 
 def stream_limits(arguments: argparse.Namespace) -> StreamLimits:

@@ -119,12 +119,8 @@ def require_whole(out: str, made: dict[str, Any]) -> None:
     """Raise InvalidCorpus unless all files of a manifest are there, with the right lengths."""
     cure = f"is damaged; remove {out} and ingest again"
     try:
-        shards = [shard for split in made["splits"].values() for shard in split["shards"]]
-        has_mask = len(made["job"]["columns"]) > 1 or bool(made["job"].get("chat_template_sha256"))
-        if has_mask and not any("loss_mask" in shard for shard in shards):
-            problem = "lists no loss masks: an older version wrote it; ingest into another folder"
-            raise InvalidCorpus(os.path.join(out, MANIFEST), problem)
-        has_ids = made["job"].get("id_column") is not None
+        has_mask = len(made["job"]["columns"]) > 1 or bool(made["job"]["chat_template_sha256"])
+        has_ids = made["job"]["id_column"] is not None
         width = int(made["dtype"].removeprefix("uint")) // 8
         sizes = {
             os.path.join(out, name, file): size_bytes

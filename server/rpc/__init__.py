@@ -5,8 +5,7 @@ security.py         TLS and bearer tokens
 admission.py        which calls are admitted, and for how long their clients may do nothing
 refusals.py         the error of a call -> its gRPC status, counted
 service.py          TokenFeed: a request -> its frames
-frame_producer.py   the frames of a call: rows -> messages
-frame_size.py       how many bytes the next frame has
+frame_producer.py   the frames of a call: rows -> messages, and how large they are
 fair_scheduler.py   whose frame is made next
 provenance.py       the service Provenance: answers of datasets/provenance/
 health.py, reflection.py    the services of gRPC itself

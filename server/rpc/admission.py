@@ -234,7 +234,8 @@ class AdmissionControl:
         self._draining.set()
 
     def _require_room(self, peer: str) -> None:
-        self._require_not_draining()
+        if self._draining.is_set():
+            raise ServerUnavailable(*SHUTTING_DOWN)
         limits = self._limits
         if len(self._open) >= self.calls_max:
             limit, option = limits.shown(limits.streams, "--max-streams")
@@ -248,10 +249,6 @@ class AdmissionControl:
         raise Busy(
             "streams" if limits.by_option else "calls", f"{problem}{option}; {cure}", _BUSY_SECONDS
         )
-
-    def _require_not_draining(self) -> None:
-        if self._draining.is_set():
-            raise ServerUnavailable(*SHUTTING_DOWN)
 
     def _expire(self) -> None:
         while not self._draining.wait(POLL_SECONDS):

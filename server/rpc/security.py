@@ -15,7 +15,6 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, TypeAlias
 
@@ -38,29 +37,19 @@ Stamp: TypeAlias = tuple[int, int, int, int]
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files.  client_ca: the authority of clients' certificates; None accepts any client."""
-
-    cert: str
-    key: str
-    client_ca: str | None = None
-
-    def stamps(self) -> tuple[Stamp, ...]:
-        """Return values that change when a file is renewed.  Raises: InvalidRequest."""
-        client_ca = [_stamp("--tls-client-ca", self.client_ca)] if self.client_ca else []
-        return _stamp("--tls-cert", self.cert), _stamp("--tls-key", self.key), *client_ca
-
-
-def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+def server_credentials(cert: str, key: str, client_ca: str | None) -> grpc.ServerCredentials:
     """Return credentials that follow their files: a renewed certificate applies from the next
-    handshake on.  Raises: InvalidRequest, naming the option, if a file cannot be read or is wrong.
+    handshake on.
+
+    cert, key: paths of PEM files.  client_ca: that of the authority of clients' certificates; None
+    accepts any client.
+    Raises: InvalidRequest, naming the option, if a file cannot be read or is wrong.
     """
-    current = _Certificates(files)
+    current = _Certificates(cert, key, client_ca)
     return grpc.dynamic_ssl_server_credentials(
         current.configuration,
         current.renewed,  # type: ignore[arg-type] # None means unchanged
-        require_client_authentication=files.client_ca is not None,
+        require_client_authentication=client_ca is not None,
     )
 
 
@@ -83,18 +72,23 @@ class _LogOnce:
 class _Certificates:
     """The configuration read from certificate files, and the stamps of these files."""
 
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
+    def __init__(self, cert: str, key: str, client_ca: str | None) -> None:
+        self._cert, self._key, self._client_ca = cert, key, client_ca
         self._lock = threading.Lock()
         self._failure = _LogOnce("certificate reload failed, using the previous one: %s")
-        self._stamps = files.stamps()
+        self._stamps = self._stamps_now()
         self.configuration = self._read(again=False)
+
+    def _stamps_now(self) -> tuple[Stamp, ...]:
+        """Return values that change when a file is renewed.  Raises: InvalidRequest."""
+        client_ca = [_stamp("--tls-client-ca", self._client_ca)] if self._client_ca else []
+        return _stamp("--tls-cert", self._cert), _stamp("--tls-key", self._key), *client_ca
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the configuration if its files have changed, else None. Called per handshake."""
         with self._lock:
             try:
-                stamps = self._files.stamps()
+                stamps = self._stamps_now()
                 if stamps == self._stamps:
                     return None
                 configuration = self._read(again=True)
@@ -107,11 +101,10 @@ class _Certificates:
             return configuration
 
     def _read(self, *, again: bool) -> grpc.ServerCertificateConfiguration:
-        files = self._files
-        key = _pem("--tls-key", files.key, b"PRIVATE KEY", again=again)
-        chain = _pem("--tls-cert", files.cert, b"CERTIFICATE", again=again)
-        roots = files.client_ca and _pem(
-            "--tls-client-ca", files.client_ca, b"CERTIFICATE", again=again
+        key = _pem("--tls-key", self._key, b"PRIVATE KEY", again=again)
+        chain = _pem("--tls-cert", self._cert, b"CERTIFICATE", again=again)
+        roots = self._client_ca and _pem(
+            "--tls-client-ca", self._client_ca, b"CERTIFICATE", again=again
         )
         _require_usable(chain, key, roots or None)
         return grpc.ssl_server_certificate_configuration([(key, chain)], roots or None)

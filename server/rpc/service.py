@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 import grpc
 
@@ -23,24 +22,23 @@ from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import (
     CLIENT_NAME_MAX,
+    AnyMessage,
     AnyRequest,
     Expected,
     Hints,
     from_message,
-    from_rows_message,
 )
 
 from ..datasets.dataset import Dataset
 from ..rows.expected_stream import require_expected
 from ..rows.served import ServedDatasets
-from .activity import Activity, Caller
+from .activity.streams import Caller
+from .activity.tracker import Activity
 from .admission import AdmissionControl
 from .frame_producer import FrameProducer, Schedulers
 from .refusals import abort_on_error
 
 _LOG = logging.getLogger("tokenfeed.server")
-
-Message = TypeVar("Message", pb.GetBatchRequest, pb.GetRowsRequest)
 
 
 class TokenFeed:
@@ -94,13 +92,11 @@ class TokenFeed:
         self, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         """Answer GetBatch: yield encoded frames."""
-        return self._send_rows(pb.GetBatchRequest, from_message, Hints.of, messages, context)
+        return self._send_rows(pb.GetBatchRequest, messages, context)
 
     def get_rows(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer GetRows: yield encoded frames."""
-        return self._send_rows(
-            pb.GetRowsRequest, from_rows_message, _hints_of_rows, messages, context
-        )
+        return self._send_rows(pb.GetRowsRequest, messages, context)
 
     def describe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer Describe: return an encoded DescribeResponse."""
@@ -112,25 +108,19 @@ class TokenFeed:
 
     def _send_rows(
         self,
-        kind: Callable[[], Message],
-        parse: Callable[[Message], tuple[AnyRequest, Expected]],
-        hints_of: Callable[[Message], Hints],
+        kind: Callable[[], AnyMessage],
         messages: Iterator[bytes],
         context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
-        """Yield the frames of a call.
-
-        kind: of its message.  parse: returns the request in a message.  hints_of: returns the hints
-        in it.
-        """
+        """Yield the frames of a call.  kind: of its message."""
         with abort_on_error(context, self._calls.counts), self._calls.admit(context) as call:
             message = self._calls.request(call, messages, kind)
             began_at = time.monotonic()
             call.client_name = printable(message.client_name)
-            producer = self._open(*parse(message))
+            producer = self._open(*from_message(message))
             caller = Caller(str(context.peer()), call.client_name)
             _LOG.debug("call opened peer=%s client=%r", *caller)
-            with self._activity.call(producer, caller, began_at, hints_of(message)) as activity:
+            with self._activity.call(producer, caller, began_at, Hints.of(message)) as activity:
                 for made in producer.frames(call.connection):
                     activity.made()
                     sent = partial(activity.sent, made)
@@ -146,11 +136,6 @@ class TokenFeed:
         schedulers = self._schedulers[names[0] if len(names) == 1 else ""]
         reader = self.datasets.reader(request, datasets, store)
         return FrameProducer(names, reader, frames, schedulers)
-
-
-def _hints_of_rows(message: pb.GetRowsRequest) -> Hints:
-    """Return the hints in a request of single rows, which are of no trainer's stream."""
-    return Hints(message.client_name, is_tool=True)
 
 
 def _planes(

@@ -58,8 +58,13 @@ class CachedPage:
         return self._made[1]
 
 
-class HttpServer:
-    """Answers GET for some paths, in threads of its own, until it is closed."""
+class HttpServer(ThreadingHTTPServer):
+    """Answers GET for some paths, in threads of its own, until it is closed. Its connections are
+    bounded in number and time.
+    """
+
+    block_on_close = False
+    request_queue_size = 64
 
     def __init__(
         self, option: str, host: str, port: int, pages: Mapping[str, Callable[[str], Page]]
@@ -70,51 +75,7 @@ class HttpServer:
         for "port".  port: 0 picks a free one.  pages: by path; each is given the value of the
         request's header Accept.  Raises: InvalidRequest if it cannot listen.
         """
-        self._server = _listening(option, host, port, pages)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(_POLL_SECONDS,),
-            name="tokenfeed-http",
-            daemon=True,
-        )
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        """Return "host:port"."""
-        host, port = self._host, self._server.server_address[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    @property
-    def is_local(self) -> bool:
-        """Return whether only this machine can reach it."""
-        return self._server.is_local
-
-    @property
-    def _host(self) -> str:
-        return str(self._server.server_address[0])
-
-    def close(self) -> None:
-        """Stop listening, and close all connections. May be called twice."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-        self._server.close_older_than(0.0, 0.0)
-
-
-class _Server(ThreadingHTTPServer):
-    """Bounds connections in number and time."""
-
-    block_on_close = False
-    request_queue_size = 64
-
-    def __init__(
-        self,
-        family: socket.AddressFamily,
-        address: tuple[Any, ...],
-        pages: Mapping[str, Callable[[str], Page]],
-    ) -> None:
-        self.address_family = family
+        self.address_family, address = _resolved(option, host, port)
         self.pages = pages
         self.turn = threading.Lock()
         """Held while a page is made: one at a time, so that scrapers cannot take all processors."""
@@ -122,12 +83,33 @@ class _Server(ThreadingHTTPServer):
         # When each connection was accepted, the oldest first, and those that have sent a request.
         self._accepted: dict[socket.socket, float] = {}
         self._asked: set[socket.socket] = set()
-        super().__init__(address, _Handler)
+        try:
+            super().__init__(address, _Handler)
+        except OSError as error:
+            problem = f"{port} on {address[0]} cannot be bound: {error.strerror}; 0 picks another"
+            raise InvalidRequest(option, problem) from error
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(_POLL_SECONDS,), name="tokenfeed-http", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Return "host:port"."""
+        host, port = str(self.server_address[0]), self.server_address[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def is_local(self) -> bool:
         """Return whether only this machine can reach it."""
         return ipaddress.ip_address(str(self.server_address[0]).partition("%")[0]).is_loopback
+
+    def close(self) -> None:
+        """Stop listening, and close all connections. May be called twice."""
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+        self.close_older_than(0.0, 0.0)
 
     def may_be_called(self, host: str) -> bool:
         """Return whether to answer a request for a host and port.
@@ -199,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer."""
-        assert isinstance(self.server, _Server)
+        assert isinstance(self.server, HttpServer)
         self.server.has_asked(self.connection)
         if not self.server.may_be_called(self.headers.get("Host", "")):
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, Page(_PLAIN, b"ask by an address\n"))
@@ -247,10 +229,8 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _listening(
-    option: str, host: str, port: int, pages: Mapping[str, Callable[[str], Page]]
-) -> _Server:
-    """Return a server that listens.  Raises: InvalidRequest."""
+def _resolved(option: str, host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Return the family of an address, and the address to bind.  Raises: InvalidRequest."""
     if not 0 <= port <= 65535:
         raise InvalidRequest(option, f"{port} is not in [0, 65535]")
     try:
@@ -262,8 +242,4 @@ def _listening(
         problem = f"{host!r} is not an address: {why}"
         raise InvalidRequest(option.replace("port", "host"), problem) from error
     family, _, _, _, address = found[0]
-    try:
-        return _Server(family, address, pages)
-    except OSError as error:
-        problem = f"{port} on {address[0]} cannot be bound: {error.strerror}; 0 picks another"
-        raise InvalidRequest(option, problem) from error
+    return family, address

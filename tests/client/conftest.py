@@ -18,7 +18,7 @@ from tokenfeed.stream.stage import Corpus
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import CONTRACT_REVISION, Request, from_message, from_rows_message
+from tokenfeed.wire.request import CONTRACT_REVISION, Request, from_message
 from tokenfeed.wire.row_block import RowBlock
 
 FINGERPRINT = bytes(range(32))
@@ -38,8 +38,7 @@ Script = Callable[[Message, grpc.ServicerContext], Iterator[bytes]]
 
 def honest_frames(request: Message, rows_per_frame: int = 3) -> Iterator[tuple[int, bytes]]:
     """What an honest server answers, as (row count, frame); a row begins with its sample."""
-    is_list = isinstance(request, pb.GetRowsRequest)
-    asked, _ = from_rows_message(request) if is_list else from_message(request)
+    asked, _ = from_message(request)
     known = asked.stream.known({0: Corpus(FINGERPRINT)})
     row, row_tokens = asked.first_row, known.row_tokens
     frames = frame.Frames(

@@ -54,13 +54,14 @@ def print_stdout_error(error: OSError) -> int:
     return 1
 
 
-def exit_code(run: Callable[[], None], *, interrupted: str = "") -> int:
-    """Run a command, and report how it ended.  interrupted: to be said after Ctrl-C.
+def exit_code(run: Callable[[], int | None], *, interrupted: str = "") -> int:
+    """Run a command, and report how it ended.
 
-    Returns: 0 when done, 1 after an error in one line, 130 after Ctrl-C.
+    run: does it, and returns its exit code; None is 0.  interrupted: to be said after Ctrl-C.
+    Returns: the exit code, 1 after an error in one line, 130 after Ctrl-C.
     """
     try:
-        run()
+        code = run()
         flush_stdout()
     except TokenfeedError as error:
         return print_error(error)
@@ -70,4 +71,4 @@ def exit_code(run: Callable[[], None], *, interrupted: str = "") -> int:
         return 130
     except OSError as error:
         return print_stdout_error(error)
-    return 0
+    return code or 0

@@ -8,6 +8,7 @@ Values are integers and hashes, and the names by which servers find datasets: no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -41,6 +42,15 @@ GROUP_BLOCKS, GROUP_BLOCKS_MIN, GROUP_BLOCKS_MAX = 1 << 10, 1 << 4, 1 << 20
 contract.
 """
 _CONTEXT_LENGTH_END = 1 << 64
+
+
+def require_ascending(name: str, numbers: Sequence[int]) -> None:
+    """Raise InvalidRequest, naming the field, unless numbers of sources ascend, each once."""
+    # One pair is named: a list of thousands would not fit into a refusal.
+    for one, following in pairwise(numbers):
+        if one >= following:
+            problem = f"number {following} follows {one}; numbers must ascend"
+            raise InvalidRequest(name, problem)
 
 
 class Corpus(NamedTuple):
@@ -189,11 +199,7 @@ class Stage:
         if not 1 <= self.block_size <= BLOCK_MAX:
             problem = f"the sum of all sources, {self.block_size}, is not in [1, {BLOCK_MAX}]"
             raise InvalidRequest("weight", problem)
-        # One pair is named: a list of thousands would not fit into a refusal.
-        for one, following in pairwise(self.shares):
-            if one.source >= following.source:
-                problem = f"number {following.source} follows {one.source}; numbers must ascend"
-                raise InvalidRequest("stage.shares", problem)
+        require_ascending("stage.shares", [share.source for share in self.shares])
 
     @property
     def block_size(self) -> int:

@@ -13,7 +13,7 @@ with them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -32,6 +32,7 @@ from .stage import (
     Share,
     Source,
     Stage,
+    require_ascending,
 )
 
 
@@ -58,7 +59,7 @@ class Stream:
         require_range("seed", self.seed, 0, SEED_END)
         if not self.sources or not self.stages:
             raise InvalidRequest("stream", "has to have a source and a stage")
-        _require_ascending("sources", [source.number for source in self.sources])
+        require_ascending("sources", [source.number for source in self.sources])
         for one, following in pairwise(self.stages):
             if one.first_sample >= following.first_sample:
                 problem = f"first_sample {following.first_sample} is not above {one.first_sample}"
@@ -215,7 +216,10 @@ class Stream:
         return Stream(
             self.seed,
             tuple(each for each in self.sources if each.number in numbers),
-            tuple(replace(stage, shares=_of(numbers, stage)) for stage in stages),
+            tuple(
+                replace(stage, shares=tuple(s for s in stage.shares if s.source in numbers))
+                for stage in stages
+            ),
             tuple(each for each in self.redactions if each.source in numbers),
         )
 
@@ -270,10 +274,6 @@ class Stream:
         return replace(self, stages=tuple(stages))
 
 
-def _of(numbers: Collection[int], stage: Stage) -> tuple[Share, ...]:
-    return tuple(share for share in stage.shares if share.source in numbers)
-
-
 @lru_cache(64)
 def _alone(seed: int, sources: tuple[Source, ...], stage: Stage, redactions: Redactions) -> Stream:
     """Return one stage alone; the calls of a stream have the same one."""
@@ -299,14 +299,6 @@ def _require_divides(stages: Sequence[Stage], source: Source) -> None:
             problem = f"{stage.context_length} does not divide {size}, the tokens of a block of"
             cure = f"use a power of two of up to {size}, or another order"
             raise InvalidRequest("context_length", f"{problem} {source.order.NAME}; {cure}")
-
-
-def _require_ascending(name: str, numbers: Sequence[int]) -> None:
-    # One pair is named: a list of thousands would not fit into a refusal.
-    for one, following in pairwise(numbers):
-        if one >= following:
-            problem = f"number {following} follows {one}; numbers must ascend"
-            raise InvalidRequest(name, problem)
 
 
 def _require_redactions(redactions: Sequence[Redaction]) -> None:

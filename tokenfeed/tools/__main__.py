@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tokenfeed.commands.output import flush_stdout, print_stdout_error
+from tokenfeed.commands.output import exit_code
 from tokenfeed.errors import TokenfeedError
 
 from .options import build_parser
@@ -41,17 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif unknown:
         # With the usage of this command: that of the others is no help.
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    try:
-        code: int | None = arguments.run(arguments)
-        flush_stdout()
-    except TokenfeedError as error:
-        print(f"error: {_option(error.subject, arguments)}: {error.problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        return print_stdout_error(error)
-    return code or 0
+
+    def run() -> int | None:
+        try:
+            code: int | None = arguments.run(arguments)
+        except TokenfeedError as error:
+            raise TokenfeedError(_option(error.subject, arguments), error.problem) from error
+        return code
+
+    return exit_code(run)
 
 
 def _option(subject: str, arguments: argparse.Namespace) -> str:

@@ -21,7 +21,7 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 class OneServer:
-    """Asks one server. One call at a time."""
+    """Asks one server. One call at a time.  target: its address."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class OneServer:
         here.  Raises: InvalidRequest if it is no address.
         """
         require_address(target)
-        self._target = target
+        self.target = target
         self._credentials = credentials
         self._thread_name = thread_name
         self._explain = explain
@@ -60,7 +60,7 @@ class OneServer:
 
     def _ask(self, begin: Callable[[Channel], UnaryCall[Answer]]) -> Answer:
         if self._channel is None:
-            self._channel = Channel(self._target, next(self._generations), self._credentials)
+            self._channel = Channel(self.target, next(self._generations), self._credentials)
         try:
             answer = begin(self._channel).result(is_first_contact=not self._has_answered)
         except TokenfeedError as error:

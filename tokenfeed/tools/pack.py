@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import NamedTuple
 
 from tokenfeed.commands import program
 from tokenfeed.commands.output import exit_code, stdout_of_any_path
@@ -207,27 +206,22 @@ def pack(
             print(summary(dataset, index, key))
 
 
-class Estimate(NamedTuple):
-    """What rows take, on one core, and on disk."""
-
-    seconds: float
-    megabytes: float
-
-
-def estimate(key: RowsKey, *, token_count: int, document_count: int, file_count: int) -> Estimate:
-    """Return about what it takes to make rows of these documents, if their lengths are exponential:
-    then this many pieces are cut off them.
+def estimate(
+    key: RowsKey, *, token_count: int, document_count: int, file_count: int
+) -> tuple[float, float]:
+    """Return about how many seconds of a core and megabytes of disk rows of these documents take,
+    if their lengths are exponential: then this many pieces are cut off them.
     """
     length = key.context_length
     kept_share = -math.expm1(-length * document_count / max(1, token_count))
     pieces = document_count / kept_share if document_count else 0.0
     if key.order != packed_v1.NAME:
-        return Estimate(_SECONDS_PER_PIECE * pieces, 8 * pieces / 1e6)
+        return _SECONDS_PER_PIECE * pieces, 8 * pieces / 1e6
     rows = token_count / length
     lengths = min(length, document_count / file_count / _DOCUMENTS_PER_LENGTH)
     seconds = _SECONDS_PER_PIECE * pieces + _SECONDS_PER_ROW * rows
     seconds += _SECONDS_PER_LENGTH * lengths * file_count
-    return Estimate(seconds, 8 * (pieces + rows) / 1e6)
+    return seconds, 8 * (pieces + rows) / 1e6
 
 
 def print_estimate(dataset: Dataset, key: RowsKey, how: str) -> None:
@@ -243,11 +237,13 @@ def print_estimate(dataset: Dataset, key: RowsKey, how: str) -> None:
         documents, search_seconds = dataset.document_starts.count, 0.0
         what = f"{documents:,} documents of {tokens:,} tokens"
     files = len(dataset.store.shards)
-    found = estimate(key, token_count=tokens, document_count=documents, file_count=files)
+    seconds, megabytes = estimate(
+        key, token_count=tokens, document_count=documents, file_count=files
+    )
     print(
         f"{what_of(key)}, {how}: {what}: about "
-        f"{max(1, round(found.seconds + search_seconds)):,} s and "
-        f"{max(0.1, found.megabytes):,.1f} MB",
+        f"{max(1, round(seconds + search_seconds)):,} s and "
+        f"{max(0.1, megabytes):,.1f} MB",
         file=sys.stderr,
         flush=True,
     )

@@ -90,38 +90,29 @@ def drafts(
     row_count: int,
     dtype: np.dtype[np.unsignedinteger],
     planes: Sequence[Plane] = (),
+    first: int = 0,
 ) -> list[Draft]:
     """Return the frames of consecutive rows: one, or several if one would exceed MESSAGE_BYTES_MAX.
 
     stream_row: row of the stream that they begin at.  dtype: of the tokens, uint16 or uint32.
-    planes: of all these rows.
+    planes: of all these rows.  first: number of the first of these rows in `Draft.rows`.
     """
-    return _drafts(frames, stream_row, slice(0, row_count), dtype, tuple(planes))
-
-
-def _drafts(
-    frames: Frames,
-    stream_row: int,
-    rows: slice,
-    dtype: np.dtype[np.unsignedinteger],
-    planes: tuple[Plane, ...],
-) -> list[Draft]:
-    row_count = rows.stop - rows.start
     size_bytes = row_count * frames.row_tokens * dtype.itemsize
     for plane in planes:
         size_bytes += plane.content.size + 5 * plane.row_lengths.size
     if size_bytes <= MESSAGE_BYTES_MAX - _HEADER_BYTES_MAX or row_count == 1:
-        return [Draft(frames, stream_row, rows, dtype, planes)]
+        return [Draft(frames, stream_row, slice(first, first + row_count), dtype, tuple(planes))]
     half = row_count // 2
     return [
         draft
-        for first, end in ((0, half), (half, row_count))
-        for draft in _drafts(
+        for begin, end in ((0, half), (half, row_count))
+        for draft in drafts(
             frames,
-            stream_row + first,
-            slice(rows.start + first, rows.start + end),
+            stream_row + begin,
+            end - begin,
             dtype,
-            tuple([plane[first:end] for plane in planes]),
+            [plane[begin:end] for plane in planes],
+            first + begin,
         )
     ]
 

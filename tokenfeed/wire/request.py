@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -194,6 +194,7 @@ class RowsRequest:
 
 
 AnyRequest: TypeAlias = Request | RowsRequest
+AnyMessage: TypeAlias = pb.GetBatchRequest | pb.GetRowsRequest
 
 
 def require_within(request: AnyRequest, limits: pb.Limits, token_bytes: int) -> None:
@@ -252,8 +253,10 @@ class Hints(NamedTuple):
     is_tool: bool = False
 
     @classmethod
-    def of(cls, message: pb.GetBatchRequest) -> Hints:
-        """Return the hints that a request has."""
+    def of(cls, message: AnyMessage) -> Hints:
+        """Return the hints that a request has. Single rows are of no trainer's stream."""
+        if isinstance(message, pb.GetRowsRequest):
+            return cls(message.client_name, is_tool=True)
         has_sample = message.HasField("trainer_sample")
         sample = message.trainer_sample if has_sample else None
         return cls(message.client_name, sample, message.is_last, message.is_tool)
@@ -274,24 +277,25 @@ def to_message(
 ) -> pb.GetRowsRequest: ...
 
 
-def to_message(
-    request: AnyRequest, expected: Expected, hints: Hints = NO_HINTS
-) -> pb.GetBatchRequest | pb.GetRowsRequest:
+def to_message(request: AnyRequest, expected: Expected, hints: Hints = NO_HINTS) -> AnyMessage:
     """Return a request of one stage as a message of the contract. Of single rows it has only the
     name of the client as a hint.
     """
+    fingerprints = dict(expected.planes)
+    shared: dict[str, Any] = {
+        "stream": stream_message(request.stream, expected.digests),
+        "planes": [
+            pb.WantedPlane(kind=kind, expected_fingerprint=fingerprints.get(kind, b""))
+            for kind in request.planes
+        ],
+        "declined_planes": request.declined_planes,
+        "expected_identity": expected.identity,
+    }
     if isinstance(request, RowsRequest):
-        return pb.GetRowsRequest(
-            stream=stream_message(request.stream, expected.digests),
-            samples=request.position.values.tolist(),
-            planes=_plane_messages(request.planes, expected),
-            declined_planes=request.declined_planes,
-            expected_identity=expected.identity,
-            client_name=hints.client_name,
-        )
+        samples = request.position.values.tolist()
+        return pb.GetRowsRequest(samples=samples, client_name=hints.client_name, **shared)
     position = request.position
     return pb.GetBatchRequest(
-        stream=stream_message(request.stream, expected.digests),
         batch_size=position.batch_size,
         first_sample=position.first_sample,
         first_row=request.first_row,
@@ -299,19 +303,9 @@ def to_message(
         end_sample=request.end_sample,
         rank=position.rank,
         world_size=position.world_size,
-        planes=_plane_messages(request.planes, expected),
-        declined_planes=request.declined_planes,
-        expected_identity=expected.identity,
+        **shared,
         **hints._asdict(),
     )
-
-
-def _plane_messages(kinds: Sequence[int], expected: Expected) -> list[pb.WantedPlane]:
-    fingerprints = dict(expected.planes)
-    return [
-        pb.WantedPlane(kind=kind, expected_fingerprint=fingerprints.get(kind, b""))
-        for kind in kinds
-    ]
 
 
 @lru_cache(8)
@@ -384,7 +378,7 @@ def require_size(request: Request, limits: pb.Limits, client_name: str) -> None:
         )
 
 
-def from_message(message: pb.GetBatchRequest) -> tuple[Request, Expected]:
+def from_message(message: AnyMessage) -> tuple[AnyRequest, Expected]:
     """Return the request in a message of the contract.
 
     Raises: RequestError, naming the field and its limit, if something is out of range or not
@@ -393,45 +387,34 @@ def from_message(message: pb.GetBatchRequest) -> tuple[Request, Expected]:
     # The stream is checked where it is parsed, which is not for every call.
     require_understood(message, without="stream")
     stream, digests = parse_stream(message.stream)
-    request = Request(
-        stream,
-        Position(
+    planes = tuple(sorted(plane.kind for plane in message.planes))
+    declined_planes = tuple(message.declined_planes)
+    if isinstance(message, pb.GetRowsRequest):
+        values = np.array(message.samples, dtype=np.uint64)
+        if values.size and int(values.max()) >= SAMPLE_END:
+            raise SamplesExhausted("samples", f"{int(values.max())} is not in [0, 2^63)")
+        samples = SampleList(values.view(np.int64))
+        request: AnyRequest = RowsRequest(stream, samples, planes, declined_planes)
+        lowest = int(values.min())
+    else:
+        position = Position(
             message.first_sample,
             message.batch_size,
             message.rank,
             message.world_size if message.HasField("world_size") else 1,
-        ),
-        tuple(sorted(plane.kind for plane in message.planes)),
-        tuple(message.declined_planes),
-        message.first_row,
-        message.num_batches if message.HasField("num_batches") else None,
-        message.end_sample if message.HasField("end_sample") else None,
-    )
-    _require_in_force(stream, request.position.sample_of(request.first_row), request.planes)
-    return request, _expected(message, digests)
-
-
-def from_rows_message(message: pb.GetRowsRequest) -> tuple[RowsRequest, Expected]:
-    """Return the request of some rows in a message of the contract.  Raises: as `from_message`."""
-    require_understood(message, without="stream")
-    stream, digests = parse_stream(message.stream)
-    values = np.array(message.samples, dtype=np.uint64)
-    if values.size and int(values.max()) >= SAMPLE_END:
-        raise SamplesExhausted("samples", f"{int(values.max())} is not in [0, 2^63)")
-    request = RowsRequest(
-        stream,
-        SampleList(values.view(np.int64)),
-        tuple(sorted(plane.kind for plane in message.planes)),
-        tuple(message.declined_planes),
-    )
-    _require_in_force(stream, int(values.min()), request.planes)
-    return request, _expected(message, digests)
-
-
-def _expected(
-    message: pb.GetBatchRequest | pb.GetRowsRequest, digests: tuple[bytes, ...]
-) -> Expected:
-    return Expected(
+        )
+        request = Request(
+            stream,
+            position,
+            planes,
+            declined_planes,
+            message.first_row,
+            message.num_batches if message.HasField("num_batches") else None,
+            message.end_sample if message.HasField("end_sample") else None,
+        )
+        lowest = position.sample_of(request.first_row)
+    _require_in_force(stream, lowest, planes)
+    return request, Expected(
         message.expected_identity,
         digests if any(digests) else (),
         tuple((plane.kind, plane.expected_fingerprint) for plane in message.planes),

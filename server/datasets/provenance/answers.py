@@ -14,7 +14,14 @@ from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.v1 import tokenfeed_pb2 as feed_pb
 from tokenfeed.wire import redacted_runs
-from tokenfeed.wire.request import Expected, Request, from_message, parse_stream, require_understood
+from tokenfeed.wire.request import (
+    AnyRequest,
+    Expected,
+    Request,
+    from_message,
+    parse_stream,
+    require_understood,
+)
 
 from ...storage.store import RowStore
 from ..dataset import Dataset
@@ -25,7 +32,7 @@ from .find import find
 from .locate import locate
 from .sources import Marks, RowMarks, Sources, unmarked
 
-Check = Callable[[Request, Expected], tuple[Sequence[Dataset], RowStore, bytes]]
+Check = Callable[[AnyRequest, Expected], tuple[Sequence[Dataset], RowStore, bytes]]
 """Returns the dataset of each source, the store of their rows, and the identity of the stream.
 Raises: what GetBatch refuses the request with."""
 
@@ -33,7 +40,7 @@ Raises: what GetBatch refuses the request with."""
 class Query(NamedTuple):
     """A request that was checked."""
 
-    request: Request
+    request: AnyRequest
     sources: Sources
     rows: RowStore
 
@@ -93,7 +100,7 @@ class Answers:
         found = self._redactor.wrap(query.rows, query.sources.datasets, query.request.stream)
         return partial(_marked, found) if isinstance(found, RedactedRows) else unmarked
 
-    def _query(self, request: Request, expected: Expected) -> Query:
+    def _query(self, request: AnyRequest, expected: Expected) -> Query:
         datasets, rows, _ = self._check(request, expected)
         documents = [self._documents_of(dataset) for dataset in datasets]
         return Query(request, Sources(request.stream, datasets, documents), rows)

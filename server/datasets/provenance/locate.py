@@ -12,7 +12,7 @@ from tokenfeed.sampling.mixture import locate as locate_samples
 from tokenfeed.sampling.plan import PLAN_ROWS, place_count, plan, rows_at_once
 from tokenfeed.sampling.spans import Numbers, Spans
 from tokenfeed.v1 import provenance_pb2 as pb
-from tokenfeed.wire.request import Request
+from tokenfeed.wire.request import AnyRequest
 
 from .sources import SPAN_BYTES, Marks, Sources, messages, unmarked
 from .spans import Candidates, cut
@@ -29,7 +29,7 @@ _ANSWER_BYTES = 3 << 20
 """Most clients accept 4 MiB."""
 
 
-def locate(sources: Sources, request: Request, marks: Marks = unmarked) -> pb.LocateResponse:
+def locate(sources: Sources, request: AnyRequest, marks: Marks = unmarked) -> pb.LocateResponse:
     """Return where the first rows of a request come from.
 
     request: checked as by GetBatch.

@@ -220,10 +220,10 @@ def first_difference(engine: Tokenizer, reference: Tokenizer, facts: dict[str, A
     added = [token["content"] for token in facts.get("added_tokens") or []]
     of_tokens = _of_added([*added, *_unmerged(facts["model"])])
     of_all = chain(of_tokens, _of_spaces(), _long(facts["model"]["vocab"]))
-    for texts in _in_groups(of_all, _TEXTS_AT_ONCE):
+    for texts in _in_groups(of_all):
         for text in _different(engine, reference, texts):
             return text
-    for signs in _in_groups(_assigned(), _TEXTS_AT_ONCE):
+    for signs in _in_groups(_assigned()):
         # All at once: a text costs as much as ten characters.
         texts = list(map(_of_sign, signs))
         whole = "\n".join(texts)
@@ -232,9 +232,9 @@ def first_difference(engine: Tokenizer, reference: Tokenizer, facts: dict[str, A
     return None
 
 
-def _in_groups(texts: Iterable[str], count: int) -> Iterator[list[str]]:
+def _in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
     left = iter(texts)
-    while group := list(islice(left, count)):
+    while group := list(islice(left, _TEXTS_AT_ONCE)):
         yield group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 RATE_SECONDS = 10
@@ -40,18 +40,15 @@ class Labels(NamedTuple):
     order: str
 
 
+@dataclass(slots=True)
 class Histogram:
     """Durations by size.
 
     counts: of each bucket, and of all longer ones.  seconds: their sum.
     """
 
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.seconds = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
         """Count one."""
@@ -60,9 +57,7 @@ class Histogram:
 
     def copy(self) -> Histogram:
         """Return a copy."""
-        other = Histogram()
-        other.counts, other.seconds = self.counts.copy(), self.seconds
-        return other
+        return Histogram(self.counts.copy(), self.seconds)
 
 
 @dataclass(slots=True)
@@ -92,13 +87,11 @@ class FrameCounts:
 
     def copy(self) -> FrameCounts:
         """Return a copy."""
-        histograms = (self.make_seconds, self.send_seconds, self.first_seconds)
-        return FrameCounts(
-            self.frames,
-            self.frame_bytes,
-            self.opened,
-            self.open,
-            *(histogram.copy() for histogram in histograms),
+        return replace(
+            self,
+            make_seconds=self.make_seconds.copy(),
+            send_seconds=self.send_seconds.copy(),
+            first_seconds=self.first_seconds.copy(),
         )
 
 

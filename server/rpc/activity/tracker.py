@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class Activity:
         of its request. The rows of a tool are counted, but it is no stream.
         """
         opened = self._opened(producer, caller, began_at, hints)
-        call = CallActivity(self._lock, producer.request.position, *opened)
+        call = CallActivity(self._lock, producer.reader.request.position, *opened)
         is_answered = False
         try:
             yield call
@@ -117,16 +118,12 @@ class Activity:
             )
             return [stream.status(now) for stream in found[:most]], max(0, len(found) - most)
 
-    def bytes_per_second(self) -> float:
-        """Return the rate of bytes of messages, over the last seconds."""
+    def frame_bytes(self) -> tuple[float, list[int]]:
+        """Return the bytes of messages per second, over the last seconds, and in each of them."""
         now = time.monotonic()
         with self._lock:
-            return self._frame_seconds.rate(now, self._frame_bytes())
-
-    def line(self) -> list[int]:
-        """Return the bytes of messages in each of the last seconds."""
-        with self._lock:
-            return self._frame_seconds.each()
+            seconds = self._frame_seconds
+            return seconds.rate(now, self._frame_bytes()), seconds.each()
 
     def sent_of(self, dataset: str) -> Sent:
         """Return what was sent of a dataset."""
@@ -151,7 +148,7 @@ class Activity:
         self, producer: FrameProducer, caller: Caller, began_at: float, hints: Hints
     ) -> tuple[Stream, FrameCounts, list[RowCounts]]:
         """Return the stream of a call that begins, and what it is counted in."""
-        request, names = producer.request, producer.datasets
+        request, names = producer.reader.request, producer.datasets
         stream, position = request.stream, request.position
         order = stream.order_name
         dataset, seed = ("", 0) if order == MIXTURE else (names[0], stream.source.seed)
@@ -208,27 +205,20 @@ class Activity:
         return [stream for stream in forgotten if not stream.has_ended]
 
 
+@dataclass(eq=False, slots=True)
 class CallActivity:
-    """What one call does: it makes a frame, sends it, makes the next one."""
+    """What one call does: it makes a frame, sends it, makes the next one. It begins with making.
 
-    def __init__(
-        self,
-        lock: threading.Lock,
-        position: Position | SampleList,
-        stream: Stream,
-        counts: FrameCounts,
-        rows: Sequence[RowCounts],
-    ) -> None:
-        """Begin, making the first frame.  lock: guards the others.  position: of the request.
-        rows: of each source.
-        """
-        self._lock = lock
-        self._position = position
-        self._stream = stream
-        self._counts = counts
-        self._rows = rows
-        self._is_sending = False
-        self._since = time.monotonic()
+    _lock: guards the others.  _position: of the request.  _rows: of each source.
+    """
+
+    _lock: threading.Lock
+    _position: Position | SampleList
+    _stream: Stream
+    _counts: FrameCounts
+    _rows: Sequence[RowCounts]
+    _is_sending: bool = False
+    _since: float = field(default_factory=lambda: time.monotonic())
 
     def made(self) -> None:
         """A frame was made, and waits for its client."""

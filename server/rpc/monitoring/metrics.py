@@ -21,29 +21,25 @@ from tokenfeed import __version__
 from ...runtime.http_server import Page
 from ...runtime.process import memory_limit, use
 from ...storage.objects.counts import REQUESTS, CacheCounts
-from ..activity import BOUNDS, FrameCounts, Histogram, Labels
+from ..activity.counts import BOUNDS, FrameCounts, Histogram, Labels
 from .server_state import ServerState
 
 _BY_ORDER = ("dataset", "order")
 
 
-class Metrics:
+class Metrics(Collector):
     """The metrics of a server."""
 
     def __init__(self, state: ServerState) -> None:
         """Read them from the state of a server."""
+        self._state = state
         self._registry = CollectorRegistry()
-        self._registry.register(_ServerCollector(state))
+        self._registry.register(self)
 
     def page(self, accept: str) -> Page:
         """Return all of them.  accept: the formats that the scraper reads."""
         encoder, content_type = choose_encoder(accept)
         return Page({"Content-Type": content_type}, encoder(self._registry))
-
-
-class _ServerCollector(Collector):
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
 
     def describe(self) -> Iterable[Metric]:
         """Describe nothing in advance: register() would collect everything to learn the names."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...datasets.dataset import Dataset
 from ...datasets.warmup import WarmUp
-from ..activity import Activity
+from ..activity.tracker import Activity
 from ..admission import AdmissionControl
 
 if TYPE_CHECKING:  # which a server of files does not import

@@ -79,6 +79,7 @@ class Status:
         state = self._state
         streams, omitted = state.activity.streams(streams_max)
         totals = state.activity.totals()
+        bytes_per_second, second_bytes = state.activity.frame_bytes()
         counts = state.calls.counts.copy()
         used = use.process_use()
         return pb.GetStatusResponse(
@@ -100,8 +101,8 @@ class Status:
                 for (status, reason), count in sorted(counts.refusals.items())
             ],
             evictions=sum(counts.evictions.values()),
-            second_bytes=state.activity.line(),
-            bytes_per_second=state.activity.bytes_per_second(),
+            second_bytes=second_bytes,
+            bytes_per_second=bytes_per_second,
             object_requests=[
                 pb.ObjectRequests(reason=reason, requests=found.gets, bytes=found.size_bytes)
                 for reason, found in REQUESTS.by_reason.items()

@@ -31,7 +31,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
     root: the folder that contains proc/.  Raises: OSError if there is no proc/meminfo.
     """
-    available = [_number((root / "proc/meminfo").read_text(), "MemAvailable:") * 1024]
+    available = [number_of((root / "proc/meminfo").read_text(), "MemAvailable:") * 1024]
     for files, folder in cgroups(root):
         within = _available_within(folder, files)
         if within is not None:
@@ -39,14 +39,12 @@ def available_bytes(root: Path = Path("/")) -> int:
     return max(0, min(available))
 
 
-def limit_bytes(root: Path = Path("/")) -> int:
+def limit_bytes() -> int:
     """Return the least memory limit of the cgroups of this process; without one, the memory of the
-    machine.
-
-    root: as above.  Raises: OSError if there is no proc/meminfo.
+    machine.  Raises: OSError if there is no proc/meminfo.
     """
-    machine = _number((root / "proc/meminfo").read_text(), "MemTotal:") * 1024
-    limits = [limit for files, folder in cgroups(root) for limit in _limits(folder, files)]
+    machine = number_of(Path("/proc/meminfo").read_text(), "MemTotal:") * 1024
+    limits = [limit for files, folder in cgroups() for limit in _limits(folder, files)]
     return min([machine, *limits])
 
 
@@ -101,7 +99,7 @@ def _available_within(folder: Path, files: CgroupFiles) -> int | None:
     if not limits:
         return None
     stat = _text(folder / "memory.stat")
-    cached_bytes = sum(_number(stat, name) for name in files.cached)
+    cached_bytes = sum(number_of(stat, name) for name in files.cached)
     return min(limits) - int(_text(folder / files.usage) or 0) + cached_bytes
 
 
@@ -118,7 +116,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _number(text: str, name: str) -> int:
+def number_of(text: str, name: str) -> int:
     """Return the number after a name at the beginning of a line; 0 if there is none."""
     for line in text.splitlines():
         words = line.split()

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from .memory_limit import number_of
+
 _STATUS = Path("/proc/self/status")
 _STAT = Path("/proc/self/stat")
 
@@ -24,12 +26,9 @@ class ProcessUse(NamedTuple):
 
 def process_use() -> ProcessUse:
     """Return what this process uses now; 0 for what the kernel does not tell."""
-    found = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines() if ":" in line)
-    return ProcessUse(
-        _number(found.get("Threads")),
-        _number(found.get("VmRSS")) * 1024,
-        _number(found.get("RssAnon")) * 1024,
-    )
+    text = _STATUS.read_text()
+    threads, *kilobytes = (number_of(text, name) for name in ("Threads:", "VmRSS:", "RssAnon:"))
+    return ProcessUse(threads, *(1024 * each for each in kilobytes))
 
 
 @cache
@@ -39,7 +38,3 @@ def started() -> float:
     ticks = int(_STAT.read_text().rpartition(")")[2].split()[19])
     age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age_seconds
-
-
-def _number(text: str | None) -> int:
-    return int(text.split()[0]) if text else 0

@@ -143,8 +143,8 @@ class _Worker(Generic[Unit, Recipe, Result]):
         context = get_context("fork")
         self._has_recipe = False
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, os.getpid(), work), daemon=True)
-        self._process.start()
+        self.process = context.Process(target=_work, args=(theirs, os.getpid(), work), daemon=True)
+        self.process.start()
         # Otherwise the pipe would stay open when it dies.
         theirs.close()
 
@@ -164,23 +164,15 @@ class _Worker(Generic[Unit, Recipe, Result]):
             raise answer
         return answer
 
-    def kill(self) -> None:
-        """Kill the process."""
-        self._process.kill()
-
-    def join(self) -> None:
-        """Wait until it has ended."""
-        self._process.join()
-
 
 def _kill(workers: Sequence[_Worker[Unit, Recipe, Result]]) -> None:
     """Kill all processes, and then wait: it takes milliseconds until the memory of one is free."""
     # A worker that was left alive would hold up the end of this process.
     with _signals_blocked():
         for worker in workers:
-            worker.kill()
+            worker.process.kill()
     for worker in workers:
-        worker.join()
+        worker.process.join()
 
 
 def _work(connection: Connection, parent: int, work: Work[Unit, Recipe, Result]) -> None:

@@ -35,7 +35,6 @@ from tokenfeed.client.transport.channel import describe
 from tokenfeed.errors import InvalidCorpus, StreamMismatch
 from tokenfeed.server.datasets.sources import parse_text
 from tokenfeed.server.datasets.sources.text_cache import TextCache
-from tokenfeed.server.ingest.finished import require_whole
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.tools import verify
 
@@ -254,19 +253,6 @@ def test_a_mask_beside_what_a_link_leads_to_counts_too(
 
     assert "loss mask opened dataset=first files=1" in server.stderr
     assert [plane.kind for plane in describe(server.address).datasets[0].planes] == [LOSS_MASK]
-
-
-def test_pairs_that_an_older_version_made_are_not_called_damaged(pairs: Path) -> None:
-    """Their manifest lists no masks; that is no reason to remove a good folder."""
-    manifest = pairs / "manifest.json"
-    made = json.loads(manifest.read_text())
-    for split in made["splits"].values():
-        for shard in split["shards"]:
-            del shard["loss_mask"], shard["loss_mask_sha256"]
-    manifest.write_text(json.dumps(made))
-
-    with pytest.raises(InvalidCorpus, match="lists no loss masks: an older version wrote it"):
-        require_whole(str(pairs), made)
 
 
 def test_a_dataset_without_its_listed_masks_is_damaged(pairs: Path) -> None:

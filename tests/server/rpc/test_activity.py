@@ -13,16 +13,14 @@ import pytest
 from tests.support.memory_store import MemoryStore
 from tokenfeed.sampling import orders
 from tokenfeed.server.rows.reader import RowReader
-from tokenfeed.server.rpc.activity import (
+from tokenfeed.server.rpc.activity.counts import RATE_SECONDS, Histogram, Labels
+from tokenfeed.server.rpc.activity.streams import Caller
+from tokenfeed.server.rpc.activity.tracker import (
     ENDED_SECONDS,
     FORGET_SECONDS,
-    RATE_SECONDS,
     STREAMS_KEPT,
     Activity,
     CallActivity,
-    Caller,
-    Histogram,
-    Labels,
 )
 from tokenfeed.server.rpc.frame_producer import EncodedFrame, FrameProducer, Schedulers
 from tokenfeed.stream.position import Position
@@ -165,7 +163,7 @@ def test_rates_are_those_of_the_last_seconds(clock: Clock) -> None:
     assert stream.tokens_per_second == 0
     assert (rows, token_bytes) == (0, 0)
     assert each == [4 * ROW_BYTES] * 40 + [0] * 20
-    assert activity.line() == [100] * 40 + [0] * 20
+    assert activity.frame_bytes()[1] == [100] * 40 + [0] * 20
 
 
 def test_a_stream_keeps_its_place_across_calls_and_ranks_are_apart(clock: Clock) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenfeed.server.rpc.admission import Connection
-from tokenfeed.server.rpc.frame_size import (
+from tokenfeed.server.rpc.frame_producer import (
     CONTENDED_FRAME_BYTES,
     CONTENDED_STREAMS,
     UNREAD_BYTES,

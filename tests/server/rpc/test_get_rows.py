@@ -17,7 +17,7 @@ from tests.support.redacted_corpora import begin_erasure, write_lists
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.sources import DatasetSource
-from tokenfeed.server.rpc.activity import Labels
+from tokenfeed.server.rpc.activity.counts import Labels
 from tokenfeed.stream.planes import KINDS
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 

@@ -32,7 +32,7 @@ from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.rpc import listener
-from tokenfeed.server.rpc.activity import Activity
+from tokenfeed.server.rpc.activity.tracker import Activity
 from tokenfeed.server.rpc.admission import AdmissionControl, StreamLimits
 from tokenfeed.server.rpc.service import TokenFeed
 from tokenfeed.server.storage.documents import Delimiters, starts_builder

@@ -24,7 +24,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Pieces, Spans
 from tokenfeed.server.datasets.opening import TokenChecks, dataset_of
 from tokenfeed.server.rpc import listener
-from tokenfeed.server.rpc.activity import Activity
+from tokenfeed.server.rpc.activity.tracker import Activity
 from tokenfeed.server.rpc.admission import AdmissionControl, StreamLimits
 from tokenfeed.server.rpc.service import TokenFeed
 from tokenfeed.server.runtime.threads.poll_rate import PollRate

@@ -39,7 +39,6 @@ from tokenfeed.wire.request import (
     RowsRequest,
     SampleList,
     from_message,
-    from_rows_message,
     require_size,
     require_understood,
     require_within,
@@ -155,7 +154,7 @@ def test_a_request_of_rows_comes_back_from_its_message_as_it_was(
 
     sent = to_message(request, expected).SerializeToString()
 
-    received, expectation = from_rows_message(pb.GetRowsRequest.FromString(sent))
+    received, expectation = from_message(pb.GetRowsRequest.FromString(sent))
     assert same(received, request)
     assert expectation == expected
 
@@ -445,8 +444,7 @@ def require_status(
     message: pb.GetBatchRequest | pb.GetRowsRequest, kind: type[RequestError] | None, subject: str
 ) -> None:
     def parse() -> object:
-        is_rows = isinstance(message, pb.GetRowsRequest)
-        return from_rows_message(message) if is_rows else from_message(message)
+        return from_message(message)
 
     if kind is None:
         parse()
@@ -619,7 +617,7 @@ def test_a_request_of_rows_has_the_rows_of_its_list() -> None:
     """In their order, also a sample twice; what serves batches serves them too."""
     samples = [5, 0, 5, 2**63 - 1]
 
-    request, _ = from_rows_message(rows_of(samples))
+    request, _ = from_message(rows_of(samples))
 
     assert (request.first_row, request.end_row, request.row_count) == (0, 4, 4)
     assert not request.is_endless
@@ -759,7 +757,7 @@ def test_what_describe_does_not_know_is_refused_as_well() -> None:
         (delimited(3, field_of(3, 0)), 3, "WantedPlane"),
     ):
         with pytest.raises(InvalidRequest, match=rf"\b{number} of {name} .* revision 3 of"):
-            from_rows_message(pb.GetRowsRequest.FromString(sent + extra))
+            from_message(pb.GetRowsRequest.FromString(sent + extra))
     assert CONTRACT_REVISION == 3
 
     require_understood(pb.DescribeRequest.FromString(field_of(100, 2)))
@@ -946,7 +944,7 @@ def test_a_request_above_a_limit_of_the_server_is_named_with_it(
 @pytest.mark.parametrize("limit", ["batch_bytes_max", "batch_size_max"])
 def test_single_rows_above_a_limit_are_too_many_samples(limit: str) -> None:
     """A client of GetRows has sent no batch size."""
-    request, _ = from_rows_message(rows_of([0] * 9))
+    request, _ = from_message(rows_of([0] * 9))
     value = {"batch_bytes_max": 9 * 3 * 4, "batch_size_max": 9}[limit]
     require_within(request, pb.Limits(**{limit: value}), token_bytes=4)
 

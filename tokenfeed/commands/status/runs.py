@@ -40,24 +40,25 @@ class Run:
     members: Sequence[int]
 
 
+@dataclass(slots=True)
+class _Part:
+    """Streams of one run that are known to belong together.
+
+    names: of their clients.  is_open: whether other names may belong to the same run.  by_rank:
+    places of streams.  sample: of the stream that is the furthest.
+    """
+
+    names: list[str]
+    is_open: bool
+    by_rank: dict[int, int]
+    sample: int
+
+
 class RunGroups(NamedTuple):
     """runs.  replaced: places of streams whose client goes on over another connection."""
 
     runs: list[Run]
     replaced: set[int]
-
-
-class _Part:
-    """Streams of one run that are known to belong together.  names: of their clients."""
-
-    def __init__(self, name: str, *, is_open: bool, by_rank: dict[int, int], sample: int) -> None:
-        """is_open: whether other names may belong to the same run.  by_rank: places of streams.
-        sample: of the stream that is the furthest.
-        """
-        self.names = [name]
-        self.is_open = is_open
-        self.by_rank = by_rank
-        self.sample = sample
 
 
 def find_runs(streams: Sequence[pb.StreamStatus]) -> RunGroups:
@@ -119,9 +120,7 @@ def _parts(streams: Sequence[pb.StreamStatus], places: Iterable[int]) -> list[_P
             is_open = len(members) == 1 or all(
                 _RANK.search(streams[place].client_name) for place in members.values()
             )
-            parts.append(
-                _Part(words.printable(name), is_open=is_open, by_rank=members, sample=sample)
-            )
+            parts.append(_Part([words.printable(name)], is_open, members, sample))
     return parts
 
 

@@ -65,7 +65,7 @@ def _explained(finding: Finding, server: Server, settings: Settings) -> Finding:
 
 
 def _examine(server: Server, report: ServerReport, settings: Settings) -> None:
-    if not isinstance(server.places, str):
+    if not server.is_unix:
         addresses = [shown(place) for place in server.places]
         report.add("address", ", ".join(addresses), addresses=addresses)
     try:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import socket
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from tokenfeed.client.runtime.threads import Outcome, start_thread
 from tokenfeed.client.transport.addresses import DNS, UNIX, host_and_port
@@ -29,6 +31,7 @@ _TLS_ALERT = b"\x15\x03"
 _ADDRESSES_MAX = 64
 """Servers of a name that are examined; further ones are left out."""
 
+Result = TypeVar("Result")
 Place = tuple[str, int] | str
 """A numeric address with a port, or the path of a Unix socket."""
 
@@ -46,20 +49,30 @@ def connect(server: Server, timeout_seconds: float) -> Connection:
 
     All of them are tried at once.
     """
-    places: tuple[Place, ...] = (
-        (server.places,) if isinstance(server.places, str) else server.places
-    )
-    attempts: list[Outcome[float | OSError]] = [Outcome() for _ in places]
-    for place, attempt in zip(places, attempts, strict=True):
-        run = partial(attempt.run, partial(_try, place, timeout_seconds))
-        start_thread(run, "tokenfeed-doctor-connect")
+    attempts = [partial(_try, place, timeout_seconds) for place in server.places]
     failures: dict[Place, OSError] = {}
-    for place, attempt in zip(places, attempts, strict=True):
-        found = attempt.wait_for(timeout_seconds + 1.0)
+    for place, found in zip(server.places, at_once(attempts, timeout_seconds + 1.0), strict=True):
         if isinstance(found, float):
             return Connection(place, _fastest(place, found, timeout_seconds))
         failures[place] = TimeoutError() if found is None else found
     raise Diagnosis(_not_connected(server, failures, timeout_seconds))
+
+
+def at_once(
+    functions: Sequence[Callable[[], Result]], limit_seconds: float | None
+) -> Iterator[Result | None]:
+    """Run functions in threads of their own and yield their results, in order; None for one that
+    has not ended by the limit.  Raises: what one of them raises.
+    """
+    outcomes: list[Outcome[Result]] = [Outcome() for _ in functions]
+    for function, outcome in zip(functions, outcomes, strict=True):
+        start_thread(partial(outcome.run, function), "tokenfeed-doctor")
+    if limit_seconds is None:
+        yield from (outcome.wait() for outcome in outcomes)
+        return
+    end = time.monotonic() + limit_seconds
+    for outcome in outcomes:
+        yield outcome.wait_for(max(0.0, end - time.monotonic()))
 
 
 def connect_seconds(place: Place, timeout_seconds: float) -> float:
@@ -161,7 +174,9 @@ def _not_connected(
     rank = {errno.ECONNREFUSED: 0, errno.ENOENT: 0, errno.EACCES: 0}
     place, error = min(
         failures.items(),
-        key=lambda item: rank.get(item[1].errno or 0, 1 if _is_timeout(item[1]) else 2),
+        key=lambda item: rank.get(
+            item[1].errno or 0, 1 if isinstance(item[1], TimeoutError) else 2
+        ),
     )
     if server.is_unix:
         return Finding(
@@ -171,7 +186,7 @@ def _not_connected(
             f"{place}: {error.strerror or 'no answer'}",
             "start the server with --unix and this path, and check who may open it",
         )
-    if _is_timeout(error):
+    if isinstance(error, TimeoutError):
         return Finding(
             "port-filtered",
             server.name,
@@ -199,10 +214,6 @@ def _not_connected(
     )
 
 
-def _is_timeout(error: OSError) -> bool:
-    return isinstance(error, TimeoutError)
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server to examine.
@@ -217,12 +228,12 @@ class Server:
     authority: str | None
     host: str
     port: int
-    places: tuple[tuple[str, int], ...] | str
+    places: tuple[Place, ...]
 
     @property
     def is_unix(self) -> bool:
         """Whether it is a Unix socket of this machine."""
-        return isinstance(self.places, str)
+        return not self.host
 
 
 def resolve(target: str, timeout_seconds: float) -> list[Server]:
@@ -231,7 +242,7 @@ def resolve(target: str, timeout_seconds: float) -> list[Server]:
     """
     if target.startswith(UNIX):
         path = target.removeprefix(UNIX)
-        return [Server(target, target, None, "", 0, path.removeprefix("//"))]
+        return [Server(target, target, None, "", 0, (path.removeprefix("//"),))]
     host, port = host_and_port(target)
     resolver = TargetResolver(f"{DNS}[{host}]:{port}" if ":" in host else f"{DNS}{host}:{port}")
     resolver.resolve(age_seconds=0.0)
@@ -249,12 +260,11 @@ def resolve(target: str, timeout_seconds: float) -> list[Server]:
 
 
 def unresolved(target: str) -> Server:
-    """Return the server of a target without any place to connect to."""
-    host, port = ("", 0) if target.startswith(UNIX) else host_and_port(target)
-    return Server(target, target, None, host, port, ())
+    """Return the server of a name that is not known, without any place to connect to."""
+    return Server(target, target, None, *host_and_port(target), ())
 
 
-def shown(place: tuple[str, int] | str) -> str:
+def shown(place: Place) -> str:
     """Return a place to connect to as text."""
     if isinstance(place, str):
         return place

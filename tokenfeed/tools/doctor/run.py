@@ -8,14 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 from tokenfeed import __version__
 from tokenfeed.client.runtime.arguments import seconds
-from tokenfeed.client.runtime.threads import Outcome, start_thread
 from tokenfeed.client.source.file_target import is_local_target
 from tokenfeed.client.transport.addresses import UNIX, host_and_port, require_address
 from tokenfeed.client.transport.credentials import Credentials, with_environment
@@ -24,15 +21,13 @@ from tokenfeed.wire.request import CONTRACT_REVISION
 
 from .examination import Settings, examine, read, servers_of
 from .findings import Finding, exit_code
-from .network import Server
+from .network import Server, at_once
 from .proxy import proxy_for
 from .replicas import compare
 from .report import ServerReport, as_json, text
 
 _STEPS = 20
 """Steps of the examination of a server that have a timeout each, at most."""
-
-Result = TypeVar("Result")
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
@@ -61,7 +56,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
             arguments.tokens_per_second,
         )
         # Not in this thread, where a Ctrl-C could leave a lock of gRPC locked for ever.
-        (result,) = _at_once([partial(_examine_all, targets, settings)], None)
+        (result,) = at_once([partial(_examine_all, targets, settings)], None)
         servers = result or []
     shown = as_json(machine, servers) if arguments.json else text(machine, servers)
     print(shown if isinstance(shown, str) else json.dumps(shown, indent=2))
@@ -80,7 +75,7 @@ def _credentials(
         return credentials
 
     try:
-        (credentials,) = _at_once([read_them], timeout_seconds)
+        (credentials,) = at_once([read_them], timeout_seconds)
         problem = f"the files cannot be read within {timeout_seconds:g} s"
     except TokenfeedError as error:
         credentials, problem = None, str(error)
@@ -128,10 +123,10 @@ def _examine_all(targets: Sequence[str], settings: Settings) -> list[ServerRepor
     limit_seconds = _STEPS * settings.timeout_seconds
     resolving = [partial(servers_of, target, settings) for target in targets]
     servers: list[Server | ServerReport] = []
-    for target, found in zip(targets, _at_once(resolving, limit_seconds), strict=True):
+    for target, found in zip(targets, at_once(resolving, limit_seconds), strict=True):
         servers += found if isinstance(found, list) else [found or _stuck(target, limit_seconds)]
     examining = [partial(examine, one, settings) for one in servers if isinstance(one, Server)]
-    results = iter(_at_once(examining, limit_seconds))
+    results = at_once(examining, limit_seconds)
     reports = [
         one if isinstance(one, ServerReport) else next(results) or _stuck(one.name, limit_seconds)
         for one in servers
@@ -156,18 +151,3 @@ def _stuck(name: str, limit_seconds: float) -> ServerReport:
         "check this machine's name service, and its files with certificates and tokens",
     )
     return ServerReport(name, findings=[finding])
-
-
-def _at_once(
-    functions: Sequence[Callable[[], Result]], limit_seconds: float | None
-) -> list[Result | None]:
-    """Run functions in threads of their own and return their results; None for one that has not
-    ended by the limit.  Raises: what one of them raises.
-    """
-    outcomes: list[Outcome[Result]] = [Outcome() for _ in functions]
-    for function, outcome in zip(functions, outcomes, strict=True):
-        start_thread(partial(outcome.run, function), "tokenfeed-doctor")
-    if limit_seconds is None:
-        return [outcome.wait() for outcome in outcomes]
-    end = time.monotonic() + limit_seconds
-    return [outcome.wait_for(max(0.0, end - time.monotonic())) for outcome in outcomes]

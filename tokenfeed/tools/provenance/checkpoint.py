@@ -7,6 +7,7 @@ run, and no tensor is read.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -58,7 +59,7 @@ def read_states(path: str | Path) -> list[CheckpointState]:
     if a state is damaged or of another version.
     """
     path = Path(path)
-    found = _in_folder(path) if _is_folder(path) else list(_of_shape(path, _read_file(path)))
+    found = _in_folder(path) if os.path.isdir(path) else list(_of_shape(path, _read_file(path)))
     if not found:
         raise problem_of(path, f"has no state of a feed: {_NOT_FOUND}")
     return [_validated(path, each) for each in found]
@@ -79,14 +80,6 @@ def chosen(states: Sequence[CheckpointState], where: str | None) -> CheckpointSt
         raise InvalidRequest("feed", f"is missing; the checkpoint has {len(states)}: {places}")
     problem = "names several states" if found else "is no state of this checkpoint"
     raise InvalidRequest("feed", f"{printable(where)!r} {problem}; it has {places}")
-
-
-def _is_folder(path: Path) -> bool:
-    """Return whether a path is a folder; False if it cannot be looked at."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def _in_folder(folder: Path) -> list[Entry]:

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from tokenfeed.client.runtime.arguments import seconds
 from tokenfeed.client.runtime.threads import Outcome
-from tokenfeed.client.transport.credentials import Credentials, with_environment
+from tokenfeed.client.transport.credentials import with_environment
 from tokenfeed.commands.status import words
 from tokenfeed.commands.status.attention import judge
 from tokenfeed.commands.status.states import Level
@@ -45,7 +45,12 @@ def run_top(arguments: argparse.Namespace) -> None:
     count = arguments.count
     if count is not None and count < 1:
         raise InvalidRequest("count", f"{count} is not at least 1")
-    source = ServerStatus(arguments.target, with_environment(token=TOKEN_VARIABLE), WAIT_SECONDS)
+    source = OneServer(
+        arguments.target,
+        with_environment(token=TOKEN_VARIABLE),
+        thread_name="tokenfeed-status",
+        explain=lambda error: _explained(error, arguments.target),
+    )
     try:
         if count is None and not arguments.json and sys.stdout.isatty():
             _watch(source, pause_seconds)
@@ -61,12 +66,12 @@ def run_top(arguments: argparse.Namespace) -> None:
         source.close()
 
 
-def _print(source: ServerStatus, pause_seconds: float, count: int, *, as_json: bool) -> None:
+def _print(source: OneServer, pause_seconds: float, count: int, *, as_json: bool) -> None:
     """Print a status several times.  Raises: TokenfeedError if the last try failed."""
     for left in reversed(range(count)):
         begun = time.monotonic()
         try:
-            status = source.ask().wait()
+            status = _ask(source).wait()
         except ServerUnavailable as error:
             if not left:
                 raise
@@ -141,7 +146,7 @@ class _View:
         return []
 
 
-def _watch(source: ServerStatus, pause_seconds: float) -> None:
+def _watch(source: OneServer, pause_seconds: float) -> None:
     """Show the status in place until the user ends it.  Raises: TokenfeedError if another try does
     not help.
     """
@@ -152,7 +157,7 @@ def _watch(source: ServerStatus, pause_seconds: float) -> None:
         while True:
             now = time.monotonic()
             if pending is None and now >= due:
-                pending, due = source.ask(), now + pause_seconds
+                pending, due = _ask(source), now + pause_seconds
             try:
                 status = pending.wait_for(0.0) if pending else None
             except ServerUnavailable as error:
@@ -167,31 +172,10 @@ def _watch(source: ServerStatus, pause_seconds: float) -> None:
                 return
 
 
-class ServerStatus:
-    """Asks one server for its status."""
-
-    def __init__(self, target: str, credentials: Credentials, timeout_seconds: float) -> None:
-        """Remember the address; does no I/O.  timeout_seconds: of one call.
-
-        Raises: InvalidRequest if it is no address.
-        """
-        self.target = target
-        self._timeout_seconds = timeout_seconds
-        self._server = OneServer(
-            target,
-            credentials,
-            thread_name="tokenfeed-status",
-            explain=lambda error: _explained(error, target),
-        )
-
-    def ask(self) -> Outcome[pb.GetStatusResponse]:
-        """Ask, and return the outcome: a status or a TokenfeedError. One call at a time."""
-        request, seconds = pb.GetStatusRequest(), self._timeout_seconds
-        return self._server.ask(lambda channel: channel.ask(request, pb.GetStatusResponse, seconds))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._server.close()
+def _ask(server: OneServer) -> Outcome[pb.GetStatusResponse]:
+    """Ask a server for its status, and return the outcome: a status or a TokenfeedError."""
+    request = pb.GetStatusRequest()
+    return server.ask(lambda channel: channel.ask(request, pb.GetStatusResponse, WAIT_SECONDS))
 
 
 def _explained(error: TokenfeedError, target: str) -> TokenfeedError:

@@ -12,7 +12,7 @@ import termios
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from tokenfeed.commands.status.states import Level
@@ -49,16 +49,11 @@ class Screen:
         try:
             self._take()
         except BaseException:  # a Ctrl-C, for which __exit__ would not be called
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give it back."""
         self._give_back()
         for number, handler in self._handlers.items():

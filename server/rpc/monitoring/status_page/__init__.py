@@ -5,9 +5,3 @@
 
 What it shows is decided in tokenfeed/commands/status/view.py, as for `tokenfeed top`.
 """
-
-from __future__ import annotations
-
-from .page import status_page
-
-__all__ = ["status_page"]

@@ -13,8 +13,7 @@ import pytest
 
 from tests.support.statuses import HOSTILE_NAMES, dataset, status, stream
 from tests.support.waiting import least_seconds
-from tokenfeed.server.rpc.monitoring.status_page import status_page
-from tokenfeed.server.rpc.monitoring.status_page.page import bar, rate_line
+from tokenfeed.server.rpc.monitoring.status_page.page import bar, rate_line, status_page
 from tokenfeed.v1 import status_pb2 as pb
 
 # Elements that the page consists of. What is in no list here came from outside.
