@@ -1,10 +1,12 @@
-"""How long does it take to ask where a document went, on 10^12 tokens in 10,000 files?
+"""How long does it take to ask where a document went, on 10^12 tokens in 10,000 files, and what do
+streams lose meanwhile?
 
 The files are sparse, so they need no room; each has an index of 1,000 documents. Times are those of
 calls over gRPC on this machine, with other documents and rows each time. First what a user waits
 for: all pages of a Find over a run of some epochs, whose goal is 50 ms. Then single pages. Then the
 rate of a stream beside four loops of Locate, of which it keeps 80 % of its rate alone: the goal.
 Run: python -m benchmarks.find [--files 10000] [--file-tokens 100000000] [--rounds 30]
+     [--stream-rounds 7]
 """
 
 from __future__ import annotations

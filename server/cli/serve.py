@@ -38,7 +38,6 @@ from ..rpc.monitoring.residency import Residency
 from ..rpc.monitoring.server_state import ServerState
 from ..rpc.monitoring.status import SERVICE as STATUS_SERVICE
 from ..rpc.monitoring.status import Status
-from ..rpc.monitoring.status_page.page import status_page
 from ..rpc.provenance import SERVICE as PROVENANCE_SERVICE
 from ..rpc.provenance import Provenance
 from ..rpc.reflection import Reflection
@@ -242,7 +241,7 @@ def require_metrics(arguments: argparse.Namespace) -> None:
     """
     if arguments.metrics_port is not None:
         require_range("--metrics-port", arguments.metrics_port, 0, 1 << 16)
-        require_installed("serve", "metrics", "prometheus_client")
+        require_installed("serve", "metrics", "prometheus_client", "jinja2")
     elif arguments.status:
         raise InvalidRequest("--status", "needs --metrics-port, where the page is served")
 
@@ -260,6 +259,8 @@ def serve_http(
 
     pages = {"/metrics": Metrics(state).page}
     if arguments.status:
+        from ..rpc.monitoring.status_page.page import status_page
+
         pages["/"] = CachedPage(lambda: status_page(status.snapshot()))
     server = HttpServer("--metrics-port", arguments.metrics_host, arguments.metrics_port, pages)
     _LOG.info("metrics address=http://%s/metrics", server.address)

@@ -22,9 +22,10 @@ def gather_block(
 ) -> RowBlock:
     """The rows of spans and their planes; otherwise like `RowStore.gather`.
 
-    dtype: of the tokens; None: that of the store, which redacted rows do not know.
+    dtype: of the tokens, if the rows are redacted: these do not know it.
     """
     found = store.gather_planes(spans, planes, patient)
+    assert isinstance(store, RedactedRows) == (dtype is not None)
     if not isinstance(store, RedactedRows):
         dtype = store.dtype
     tokens = np.empty((len(spans), spans.row_tokens), dtype=dtype)

@@ -216,7 +216,7 @@ class Bucket:
         import obstore
 
         with suppress(FileNotFoundError):
-            return Pin.of(self._listed(lambda store: obstore.head(store, key)))
+            return Pin.of(self._asked(lambda store: obstore.head(store, key)))
         return None
 
     def folder(self, key: str) -> tuple[list[tuple[str, Pin]], list[str]]:
@@ -226,7 +226,7 @@ class Bucket:
         import obstore
 
         prefix = f"{key}/" if key else None
-        found = self._listed(lambda store: obstore.list_with_delimiter(store, prefix))
+        found = self._asked(lambda store: obstore.list_with_delimiter(store, prefix))
         objects = [(each["path"], Pin.of(each)) for each in found["objects"]]
         return objects, [each.rstrip("/") for each in found["common_prefixes"]]
 
@@ -250,13 +250,13 @@ class Bucket:
                 found += [(each["path"], Pin.of(each)) for each in chunk]
             return found
 
-        return self._listed(listed)
+        return self._asked(listed)
 
     def has_below(self, key: str) -> bool:
         """Return whether there is an object below a folder.  Raises: Denied, Away."""
         import obstore
 
-        return self._listed(
+        return self._asked(
             lambda store: any(map(len, obstore.list(store, f"{key}/", chunk_size=1)))
         )
 
@@ -316,7 +316,7 @@ class Bucket:
                     raise Denied(errno.EACCES, str(error.strerror)) from error
                 self._renewed += 1
 
-    def _listed(self, ask: Callable[[Any], Answer]) -> Answer:
+    def _asked(self, ask: Callable[[Any], Answer]) -> Answer:
         """Like `_renewing`, for what is asked of names: counted as one request."""
         require_own_process(self.url.bucket)
         try:

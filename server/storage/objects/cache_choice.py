@@ -82,9 +82,10 @@ def open_cache(
     for chosen in (cache_folder(), own) if "KUBERNETES_SERVICE_HOST" not in os.environ else ():
         try:
             slab = _opened(chosen, size_bytes, block_count, is_default=True)
-            return _cache(slab, objects, chosen)
         except UnusableFolder as problem:  # noqa: PERF203 - of two folders
             problems.append(str(problem))
+        else:
+            return _cache(slab, objects, chosen)
     why = "; ".join(problems) or "the limit of a pod's disk is not known here"
     _LOG.warning(
         "object cache off, each epoch fetches its rows again: %s; %s DIR names a local disk, and "

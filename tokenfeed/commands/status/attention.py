@@ -116,7 +116,7 @@ def _of_datasets(status: pb.GetStatusResponse) -> Iterator[Point]:
         name = words.printable(dataset.name)
         if dataset.lost:
             problem = words.printable(dataset.lost, 300).rstrip(".")
-            cure = "It is not served any more; the log of this server names the file."
+            cure = "It is not served any more; the log of this server says why."
             yield Point(Level.PROBLEM, f"Dataset {name} is lost: {problem}. {cure}")
         for work in dataset.making:
             what = f"{words.printable(work.what, 100)}: {words.share(work.share)} are done"

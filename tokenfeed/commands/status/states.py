@@ -54,9 +54,7 @@ class State(Enum):
         self.level = level
 
 
-def states_of(
-    streams: Sequence[pb.StreamStatus], run: Run, lost: Set[str] = frozenset()
-) -> dict[int, State]:
+def states_of(streams: Sequence[pb.StreamStatus], run: Run, lost: Set[str]) -> dict[int, State]:
     """Return the states of the members of a run.  lost: names of datasets that are lost."""
     usual = usual_sample([streams[place] for place in run.members])  # of one: its own
     return {

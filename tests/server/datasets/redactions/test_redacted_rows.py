@@ -242,7 +242,6 @@ def test_redacted_tokens_are_replaced_and_nothing_else_is(
     rows = redacted(stream, sources)
     found = gather_block(rows, spans, [*stream.planes, 53], dtype=stream.store.dtype)
 
-    assert found.tokens.dtype == plain.tokens.dtype
     assert found.tokens.tolist() == expected.tolist()
     *others, plane = found.planes
     assert plane.kind == 53

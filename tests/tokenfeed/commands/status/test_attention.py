@@ -245,7 +245,7 @@ def test_a_lost_dataset_is_the_first_point() -> None:
     assert states(found) == [State.DATASET_LOST, State.READING]
     assert points(found)[0] == (
         "Dataset web is lost: web-3.bin was truncated. It is not served any more; the log "
-        "of this server names the file."
+        "of this server says why."
     )
     assert health(found) == (Level.PROBLEM, "serves 1 of 2 datasets")
     assert health(status(datasets=[dataset(lost="gone")])) == (Level.PROBLEM, "serves nothing")
