@@ -96,6 +96,7 @@ class ObjectServer:
     always_fault: str = ""
     keeps_versions: bool = False
     has_list: bool = True
+    missing_buckets: tuple[str, ...] = ("nobucket",)
     weak: bool = False
     delay_seconds: float = 0.0
     accepted_keys: set[str] = field(default_factory=set)
@@ -152,6 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
         if not self.store.has_list:
             self._send(403, b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        if bucket in self.store.missing_buckets:
+            self._send(404, b"<?xml version='1.0'?><Error><Code>NoSuchBucket</Code></Error>")
             return
         prefix = query.get("prefix", [""])[0]
         delimiter = query.get("delimiter", [""])[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,11 @@ _RENEW_SECONDS = 30.0
 _DENIED = ("403 Forbidden", "401 Unauth", "ExpiredToken", "TokenRefreshRequired", "InvalidToken")
 """In errors without a type of their own: those of lists, and of S3 with status 400 for credentials
 that are not valid any more."""
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+"""The same of lists, of a bucket that is not there: S3, Azure, Google. Asking again is no use."""
+_ERROR_XML = re.compile(
+    r"<\?xml.*?<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?.*", re.DOTALL
+)
 _NO_TIME = datetime.fromtimestamp(0, timezone.utc)
 """What obstore says of an object whose store does not say when it was written."""
 _NOT_AS_ASKED = ("NotPartial", "UnexpectedRange", "NoContentRange", "ParseContentRange")
@@ -50,6 +56,10 @@ class Changed(OSError):
 
 class Denied(OSError):
     """The store has refused to answer."""
+
+
+class NoBucket(OSError):
+    """There is no bucket of this name."""
 
 
 class Away(OSError):
@@ -289,7 +299,7 @@ class Bucket:
     def _renewing(self, ask: Callable[[Any], Answer]) -> Answer:
         """Return what ask returns for the store; once more with new credentials if it is denied.
 
-        Raises: FileNotFoundError, Changed, Denied, Away.
+        Raises: FileNotFoundError, NoBucket, Changed, Denied, Away.
         """
         renewed = self._renewed
         try:
@@ -342,6 +352,11 @@ def _known_errors(url: Url) -> Iterator[None]:
         text = str(error)
         if any(word in text for word in _DENIED):
             raise _denied(url, error) from error
+        if any(word in text for word in _NO_BUCKET):
+            problem = f"there is no bucket {url.place!r}: check its name"
+            endpoint = _endpoint_of(url.scheme)
+            place = f", and that {endpoint} is its store" if endpoint else ""
+            raise NoBucket(errno.ENXIO, f"{problem}{place}") from error
         if "169.254.169.254" in text or "metadata.google.internal" in text:
             problem = "there are no credentials here"
             raise Denied(errno.EACCES, f"{problem}; {credentials.cure(url.scheme)}") from error
@@ -356,7 +371,7 @@ def _denied(url: Url, error: Exception) -> Denied:
 
 def _in_short(text: str) -> str:
     """Return what an error of obstore says in one line. It names an address, and no secret."""
-    line = text.partition("\n")[0].strip()
+    line = _ERROR_XML.sub(r"\1 \2", text).partition("\n")[0].strip()
     if any(word in text for word in _NOT_AS_ASKED):
         return f"the answer is not the range that was asked for: {line}"
     _, mark, status = line.partition("Server returned ")

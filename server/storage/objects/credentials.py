@@ -79,7 +79,8 @@ def cure(scheme: str) -> str:
         return "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or a SAS token"
     if scheme == "https":
         return "web servers are asked without credentials"
-    found = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a role or a web identity"
+    verb = "check" if "AWS_ACCESS_KEY_ID" in os.environ else "set"
+    found = f"{verb} AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a role or a web identity"
     if has_files() and find_spec("boto3") is None:
         found += ", or pip install boto3, which reads ~/.aws"
     return f"{found}; AWS_SKIP_SIGNATURE=true for a public bucket"

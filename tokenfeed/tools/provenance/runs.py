@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tokenfeed.client.feed.history import History, Run, history_of
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
-from tokenfeed.stream.position import SAMPLE_END, Position, require_range
+from tokenfeed.stream.position import SAMPLE_END, Position
 from tokenfeed.stream.stream import Stream
 
 Numbers = npt.NDArray[np.int64]
@@ -56,7 +56,8 @@ def rows_of_step(
     Raises: InvalidRequest if the history does not have the step, or the step not the rank or row.
     """
     run = _run_of(history, step)
-    ranks, rows = _some("rank", rank, run.world_size), _some("row", row, run.batch_size)
+    ranks = _some("rank", rank, run.world_size, f"the world size of step {step}")
+    rows = _some("row", row, run.batch_size, f"the batch size of step {step}")
     first = run.first_sample + (step - run.first_batch) * run.batch_size * run.world_size
 
     def found() -> Iterator[StepRow]:
@@ -67,11 +68,12 @@ def rows_of_step(
     return StepRows(run, len(ranks) * len(rows), found())
 
 
-def _some(name: str, chosen: int | None, count: int) -> range:
-    """Return the ranks or rows of a step that are chosen: one, or all."""
+def _some(name: str, chosen: int | None, count: int, what: str) -> range:
+    """Return the ranks or rows of a step that are chosen: one, or all.  what: the count is."""
     if chosen is None:
         return range(count)
-    require_range(name, chosen, 0, count)
+    if not 0 <= chosen < count:
+        raise InvalidRequest(name, f"{chosen} is not in [0, {count - 1}]: {what} was {count}")
     return range(chosen, chosen + 1)
 
 

@@ -299,7 +299,7 @@ def test_an_object_without_etag_and_time_is_refused(store: ObjectServer) -> None
     ("fault", "problem"),
     [
         ("503", "Server returned .*503"),
-        ("403", "access denied .*; set AWS_ACCESS_KEY_ID"),
+        ("403", "access denied .*; check AWS_ACCESS_KEY_ID"),
         ("404", "No such file or directory"),
         ("200", "the answer is not the range that was asked for"),
         ("gzip", "content encoding gzip, so that it has no ranges; upload it unpacked"),

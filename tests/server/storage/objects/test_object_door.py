@@ -187,6 +187,17 @@ def test_a_bucket_without_a_list_is_read_by_names(store: ObjectServer) -> None:
         parse_datasets(["s3://bucket/c/*.bin"])
 
 
+@pytest.mark.parametrize(
+    "path", ["s3://nobucket/c/*.bin", "s3://nobucket/c/", "s3://nobucket/*.bin"]
+)
+def test_a_bucket_that_is_not_there_is_said_at_once(store: ObjectServer, path: str) -> None:
+    """It is a wrong name or the store of somebody else, and no store that is away for a while."""
+    problem = "there is no bucket 'nobucket': check its name, and that http://127.0.0.1:[0-9]+ is"
+    with pytest.raises(InvalidCorpus, match=problem):
+        parse_datasets([path])
+    assert len(store.requests) <= 2
+
+
 def test_a_web_server_is_read_by_names(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

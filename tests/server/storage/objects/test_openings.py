@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -48,6 +49,8 @@ def store() -> Iterator[ObjectServer]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Where files go if the first folder cannot be used: another test may have had the same port.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / "cache" / "tokenfeed"
 
 
