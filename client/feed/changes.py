@@ -62,7 +62,9 @@ def with_length(
 def _with_cure(
     error: TooEarly, stages: Sequence[Stage], changed: Callable[[int], object]
 ) -> InvalidRequest:
-    """Return the error with the first sample that no source refuses.  changed: asks for one."""
+    """Return the error with the first sample that no source refuses.  changed: asks for
+    the change at a sample.
+    """
     sample, found = error.sample, f"none of the next {_CURES_MAX} samples that may be right is"
     for _ in range(_CURES_MAX):
         try:

@@ -365,7 +365,7 @@ class BatchReader(Generic[Array]):
     ) -> None:
         """Start the prefetch.  rows: those of the request, from datasets; not started yet."""
         self.transfer = transfer
-        """Has what the host knows of the batch that `next` returned last."""
+        """Moves rows to the model. Its `noted` is of the batch that `next` returned last."""
         self._stride = request.position.stride
         self.request = request
         """Of all its batches."""
@@ -435,7 +435,7 @@ def note_of(stream: FeedStream) -> Note:
     """
 
     @cache
-    def host_part() -> Note:
+    def known() -> Note:
         described = stream.datasets.await_described()  # rows are there, so this does not wait
         planes = stream.datasets.plane_fingerprints()
         return partial(
@@ -445,4 +445,4 @@ def note_of(stream: FeedStream) -> Note:
             row_documents_max=row_documents_max(stream.rest, described),
         )
 
-    return lambda parts: host_part()(parts)
+    return lambda parts: known()(parts)

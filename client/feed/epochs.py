@@ -115,7 +115,10 @@ class Epoch(Generic[Array, Rich]):
         return self._items(self._feed._enriched)
 
     def _plan(self) -> EpochPlan:
-        """Plan the batches at the present context length: all of this epoch has to have it."""
+        """Plan the batches at the present context length: all of this epoch has to have it.
+
+        Raises: SamplesExhausted, InvalidRequest.
+        """
         stream, epoch = self._feed._settled(), self._number
         windows, position = stream.require_rows(), stream.request.position
         found = EpochPlan(windows, position, epoch, self._tail, stream.stage)

@@ -138,7 +138,10 @@ class _Plan(NamedTuple):
 
 
 def _dataset(own: FeedStream, mine: Stream, state: State, allow: Collection[str]) -> _Plan:
-    """Return the stream over one dataset that continues a state.  mine: the feed's definition."""
+    """Return the stream over one dataset that continues a state.  mine: the feed's definition.
+
+    Raises: StreamMismatch, naming what differs.
+    """
     saved, sample = state.stream, state.sample
     place = saved.place_of(sample)
     stage, source = saved.stages[place], mine.sources[0]
@@ -262,7 +265,10 @@ def _rescaled(
 def _of_unknown(
     sample: int, before: int, now: int, permission: str, allow: Collection[str]
 ) -> list[str]:
-    """Return what to log where the seen part of an epoch is unknown.  before, now: lengths."""
+    """Return what to log where the seen part of an epoch is unknown.  before, now: lengths.
+
+    Raises: StreamMismatch, unless that is allowed.
+    """
     if MID_EPOCH not in allow:
         raise StreamMismatch(
             "context_length",
@@ -276,8 +282,8 @@ def _of_unknown(
 
 
 def _repeated(percent: str, length: int, file_count: int | None) -> str:
-    """Return what repeats in the middle of an epoch at another context length.  percent: was seen.
-    file_count: is None unless the corpus is read in its own order.
+    """Return what repeats in the middle of an epoch at another context length.  percent: of
+    the epoch was seen.  file_count: is None unless the corpus is read in its own order.
     """
     if file_count is None:
         return f"it is another permutation: {percent} of the rest of that epoch was already seen"
@@ -354,7 +360,9 @@ def _require_same_mixture(mine: Stream, saved: Stream, sample: int) -> None:
 def _begun_behind(
     mine: Stream, saved: Stream, rest: Stream, state: State, allow: Collection[str], rows: Rows
 ) -> _Plan:
-    """Return the mixture that begins where a run over one dataset, that of rest, was saved."""
+    """Return the mixture that begins where a run over the one dataset of rest was saved.  Raises:
+    StreamMismatch.
+    """
     (theirs,), length = rest.sources, rest.stages[0].context_length
     ours = next((each for each in mine.sources if each.dataset == theirs.dataset), None)
     messages: tuple[str, ...] = ()

@@ -348,7 +348,7 @@ def test_an_interrupted_call_loses_nothing(
 def test_a_device_without_a_ring_gets_the_same_batches(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MPS and others: one narrow copy, widened there."""
+    """MPS and others: widened on the host, and copied."""
     monkeypatch.setattr(
         "tokenfeed.client.batches.remote.transfer_for",
         lambda *place, masks, note: DirectTransfer(place[1], place[2], place[0], masks),

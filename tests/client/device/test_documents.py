@@ -257,7 +257,7 @@ def test_a_known_limit_of_documents_makes_the_default_size_small() -> None:
 
 @pytest.mark.parametrize("limits", [{"max_seqlen": 0}, {"row_documents_max": 0}])
 def test_limits_of_a_fixed_size_are_checked(limits: dict[str, int]) -> None:
-    """Before a training begins."""
+    """0 would divide by zero, or be the size of a batch without documents."""
     with pytest.raises(InvalidRequest, match=f"^{next(iter(limits))}: 0 is not in"):
         least_size(2, 8, **limits)
     with pytest.raises(InvalidRequest, match=r"^max_seqlen: 0 is not in"):

@@ -92,3 +92,15 @@ def test_nothing_is_noted_unless_it_is_asked_for(make: Make) -> None:
 
     assert transfer.next(Batches(), None) is not None
     assert transfer.noted is None
+
+
+def test_a_device_without_a_ring_has_the_batch_on_it() -> None:
+    """MPS and others: a trainer on it would train with tensors of the CPU. meta needs no device."""
+    meta = torch.device("meta")
+    rows, transfer = Batches(), DirectTransfer((B, T), torch.int32, meta, MASKS)
+
+    batch = transfer.next(rows, None)
+
+    assert batch is not None
+    assert [(each.device, each.shape) for each in batch] == [(meta, (B, T))] * 2
+    assert [each.dtype for each in batch] == [torch.int32, torch.int64]

@@ -193,9 +193,13 @@ def test_a_step_that_the_history_does_not_have_is_an_error_that_says_which_it_ha
         rows_of_step(history, 6)
     with pytest.raises(InvalidRequest, match=r"^step: -1 is not in the history"):
         rows_of_step(history, -1)
-    with pytest.raises(InvalidRequest, match=r"^rank: 2 is not in \[0, 1\]$"):
+    with pytest.raises(
+        InvalidRequest, match=r"^rank: 2 is not in \[0, 1\]: the world size of step 7 was 2$"
+    ):
         rows_of_step(history, 7, rank=2)
-    with pytest.raises(InvalidRequest, match=r"^row: 4 is not in \[0, 3\]$"):
+    with pytest.raises(
+        InvalidRequest, match=r"^row: 4 is not in \[0, 3\]: the batch size of step 7 was 4$"
+    ):
         rows_of_step(history, 7, row=4)
     with pytest.raises(InvalidRequest, match=r"^step: 0 is unknown: the history has no step yet$"):
         rows_of_step(History(), 0)
