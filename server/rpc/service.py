@@ -31,7 +31,7 @@ from tokenfeed.wire.request import (
 
 from ..datasets.dataset import Dataset
 from ..rows.expected_stream import require_expected
-from ..rows.served import ServedDatasets
+from ..rows.served_datasets import ServedDatasets
 from .activity.streams import Caller
 from .activity.tracker import Activity
 from .admission import AdmissionControl
