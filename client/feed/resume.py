@@ -31,7 +31,7 @@ from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import shown
 from ..source.plane_selection import plane_name
-from .changes import require_same_corpus, source_differs, with_redaction
+from .change_rules import require_same_corpus, source_differs, with_redaction
 from .differences import (
     MID_EPOCH,
     MIXTURE,

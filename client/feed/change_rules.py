@@ -1,4 +1,4 @@
-"""What may change in a stream while it is read, and what may not: pure.
+"""The rules of a change: what may change in a stream while it is read, and what may not. Pure.
 
 Other weights, another context length and a redaction begin at a sample that was not read yet. The
 corpus of a source stays the same.
