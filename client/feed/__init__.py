@@ -5,7 +5,7 @@ delivery.py        how one batch arrives: the position, the rows, their transfer
                    a jump of the position begins another request
 feed_stream.py     what a feed reads: its stream, the datasets behind it, the position
 first_stream.py    the first one, by the arguments of a feed
-stream_changes.py  other weights, another context length, a redaction
+requested_changes.py   other weights, another context length, a redaction
 change_rules.py    what may change in a stream, and from which sample on
 stage_change.py    a new stage among others: where it begins, and which one it replaces
 lengths.py         context lengths that a user writes, and how many rows a batch has at each

@@ -1,4 +1,4 @@
-"""Changes of what a feed reads, as its user asks for them: other weights, another context length, a
+"""The changes that a user asks a feed for, carried out: other weights, another context length, a
 redaction. What may change, and from which sample on, is in change_rules.py.
 """
 
