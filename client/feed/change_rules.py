@@ -17,7 +17,7 @@ from tokenfeed.stream.stream import Stream
 from .history import History
 from .lengths import Length
 from .mixture.recipe import Definition
-from .stage_change import require_ahead, with_change
+from .new_stage import require_ahead, with_change
 
 _CURES_MAX = 64
 """Samples that are tried for one at which no source refuses a change."""

@@ -20,7 +20,7 @@ from .change_rules import ahead_of_lengths, with_declared, with_length, with_red
 from .feed_stream import FeedStream
 from .lengths import require_uncounted, require_whole_rows
 from .mixture.recipe import checked_weights, read_list
-from .stage_change import require_ahead, with_change
+from .new_stage import require_ahead, with_change
 
 _LOG = logging.getLogger("tokenfeed.client")
 
