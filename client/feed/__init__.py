@@ -13,6 +13,7 @@ cursor.py              the position
 options.py             each argument once
 mixture/               what a user asks for -> sources and stages
 state.py               the saved state; resume.py: which stream continues it
+state_differences.py   how a state and the feed that loads it differ, and what `allow` permits
 history.py             what was delivered; named.py: the same for people
 ranks/                 which rows a rank has, and whether all ranks read the same
 row_dataset.py         the rows of an epoch by their index

@@ -32,7 +32,11 @@ from tokenfeed.stream.stream import Stream
 from ..runtime.arguments import shown
 from ..source.plane_selection import plane_name
 from .change_rules import require_same_corpus, source_differs, with_redaction
-from .differences import (
+from .feed_stream import FeedStream
+from .lengths import require_uncounted
+from .mixture.continuation import SavedMixture, continued, length_dropped
+from .state import State
+from .state_differences import (
     MID_EPOCH,
     MIXTURE,
     PERMISSIONS,
@@ -46,10 +50,6 @@ from .differences import (
     length_of,
     redaction_difference,
 )
-from .feed_stream import FeedStream
-from .lengths import require_uncounted
-from .mixture.continuation import SavedMixture, continued, length_dropped
-from .state import State
 
 
 class Resumption(NamedTuple):
