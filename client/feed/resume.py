@@ -3,6 +3,9 @@ compare them.
 
 A change is a stage: what a feed has read stays as it was, and from a sample on something else
 follows. Nothing changes before everything was checked.
+
+The number of ranks plays no role here. A state keeps the next sample of row 0 of rank 0, and each
+rank takes its rows from there (tokenfeed/stream/position.py).
 """
 
 from __future__ import annotations

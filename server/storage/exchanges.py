@@ -6,7 +6,7 @@ needs one of them is refused, or has what its redaction puts there. No row has w
 disk in its place. In five steps:
 
 1. The command writes to the list which tokens are erased, before it changes a file
-   (datasets/redactions/erasing.py). Streams look at the list again and again (rows/reader.py).
+   (tools/redact/erasing.py). Streams look at the list again and again (rows/reader.py).
 2. It renames a whole new file over each old one (local/replacing.py). A server still has the old
    one open, and reads that.
 3. A server finds the new file when it polls (local/watched_bytes.py). It reads the list first, and
