@@ -33,7 +33,7 @@ from .datasets.provenance.answers import Answers
 from .datasets.sources import DatasetSource, is_text, parse_datasets, require_distinct_names
 from .datasets.sources.paths import MASK_SUFFIXES, expand
 from .rows.reader import RowReader
-from .rows.served import ServedDatasets
+from .rows.served_datasets import ServedDatasets
 from .runtime.threads.poll_rate import PollRate
 from .storage.bytes import CHANGED
 from .storage.door import StorageOptions

@@ -1,19 +1,21 @@
 """Feeds, the iterators over batches.
 
-feed.py            Feed: all of it, as an iterator; epochs.py: one epoch as a sized iterable
-delivery.py        how one batch arrives: the position, the rows, their transfer to the device;
-                   a jump of the position begins another request
-feed_stream.py     what a feed reads: its stream, the datasets behind it, the position
-first_stream.py    the first one, by the arguments of a feed
-stream_changes.py  other weights, another context length, a redaction; changes.py: what may change
-stage_change.py    a new stage among others: where it begins, and which one it replaces
-lengths.py         context lengths that a user writes, and how many rows a batch has at each
-cursor.py          the position
-options.py         each argument once
-mixture/           what a user asks for -> sources and stages
-state.py           the saved state; resume.py: which stream continues it
-history.py         what was delivered; named.py: the same for people
-ranks/             which rows a rank has, and whether all ranks read the same
-row_dataset.py     the rows of an epoch by their index
-stats.py           statistics
+feed.py                Feed: all of it, as an iterator; epochs.py: one epoch as a sized iterable
+delivery.py            how one batch arrives: the position, the rows, their transfer to the device;
+                       a jump of the position begins another request
+feed_stream.py         what a feed reads: its stream, the datasets behind it, the position
+first_stream.py        the first one, by the arguments of a feed
+requested_changes.py   other weights, another context length, a redaction
+change_rules.py        what may change in a stream, and from which sample on
+new_stage.py           a new stage among others: where it begins, and which one it replaces
+lengths.py             context lengths that a user writes, and how many rows a batch has at each
+cursor.py              the position
+options.py             each argument once
+mixture/               what a user asks for -> sources and stages
+state.py               the saved state; resume.py: which stream continues it
+state_differences.py   how a state and the feed that loads it differ, and what `allow` permits
+history.py             what was delivered; named.py: the same for people
+ranks/                 which rows a rank has, and whether all ranks read the same
+row_dataset.py         the rows of an epoch by their index
+stats.py               statistics
 """

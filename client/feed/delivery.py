@@ -29,7 +29,7 @@ from ..source.check import row_documents_max
 from ..source.datasets import Datasets
 from .cursor import Cursor, Snapshot
 from .feed_stream import FeedStream
-from .stream_changes import declared, log_lengths
+from .requested_changes import declared, log_lengths
 
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")

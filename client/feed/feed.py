@@ -25,11 +25,11 @@ from .delivery import Delivery
 from .first_stream import first_stream
 from .named import named_runs
 from .options import TAILS, FeedOptions, Tail
+from .requested_changes import Change, redacted, resized, reweighted
 from .resume import resumed
 from .row_dataset import RowDataset
 from .state import read_state
 from .stats import FeedPosition, FeedStats, counted
-from .stream_changes import Change, redacted, resized, reweighted
 
 _LOG = logging.getLogger("tokenfeed.client")
 

@@ -27,7 +27,7 @@ from tokenfeed.wire.request import Request
 from ..source.check import corpora_of, no_rows, place_of_dataset
 from ..source.datasets import Datasets
 from ..source.plane_selection import plane_name
-from .changes import require_same_corpus
+from .change_rules import require_same_corpus
 from .cursor import Cursor, Snapshot
 from .history import History
 from .lengths import Length, batch_size_of

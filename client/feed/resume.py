@@ -3,6 +3,9 @@ compare them.
 
 A change is a stage: what a feed has read stays as it was, and from a sample on something else
 follows. Nothing changes before everything was checked.
+
+The number of ranks plays no role here. A state keeps the next sample of row 0 of rank 0, and each
+rank takes its rows from there (tokenfeed/stream/position.py).
 """
 
 from __future__ import annotations
@@ -31,8 +34,12 @@ from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import shown
 from ..source.plane_selection import plane_name
-from .changes import require_same_corpus, source_differs, with_redaction
-from .differences import (
+from .change_rules import require_same_corpus, source_differs, with_redaction
+from .feed_stream import FeedStream
+from .lengths import require_uncounted
+from .mixture.continuation import SavedMixture, continued, length_dropped
+from .state import State
+from .state_differences import (
     MID_EPOCH,
     MIXTURE,
     PERMISSIONS,
@@ -46,10 +53,6 @@ from .differences import (
     length_of,
     redaction_difference,
 )
-from .feed_stream import FeedStream
-from .lengths import require_uncounted
-from .mixture.continuation import SavedMixture, continued, length_dropped
-from .state import State
 
 
 class Resumption(NamedTuple):

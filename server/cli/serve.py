@@ -32,6 +32,7 @@ from ..datasets.warmup import WarmUp
 from ..rpc import listener
 from ..rpc.activity.tracker import Activity
 from ..rpc.admission import DESCRIBE_LIMITS, AdmissionControl, StreamLimits
+from ..rpc.error_status import CallCounts
 from ..rpc.health import SERVICE as HEALTH_SERVICE
 from ..rpc.health import Health
 from ..rpc.monitoring.residency import Residency
@@ -41,7 +42,6 @@ from ..rpc.monitoring.status import Status
 from ..rpc.provenance import SERVICE as PROVENANCE_SERVICE
 from ..rpc.provenance import Provenance
 from ..rpc.reflection import Reflection
-from ..rpc.refusals import CallCounts
 from ..rpc.security import BearerTokens, TokenInterceptor, server_credentials
 from ..rpc.service import TokenFeed
 from ..runtime.cache_folder import cache_folder

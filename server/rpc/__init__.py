@@ -3,7 +3,7 @@
 listener.py         the port: bound, and closed in time
 security.py         TLS and bearer tokens
 admission.py        which calls are admitted, and for how long their clients may do nothing
-refusals.py         the error of a call -> its gRPC status, counted
+error_status.py     the error of a call -> its gRPC status, counted
 service.py          TokenFeed: a request -> its frames
 frame_producer.py   the frames of a call: rows -> messages, and how large they are
 fair_scheduler.py   whose frame is made next

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError, Message
 from tokenfeed.errors import Busy, InvalidRequest, ServerUnavailable
 from tokenfeed.wire.frame import BYTES_PER_SECOND_MIN, FRAME_BYTES_FIRST
 
-from .refusals import CallCounts, CallDrained
+from .error_status import CallCounts, CallDrained
 
 _LOG = logging.getLogger("tokenfeed.server")
 

@@ -18,7 +18,7 @@ from tokenfeed.errors import NotFound, ServerUnavailable, shortened
 
 from ..datasets.dataset import Dataset
 from .admission import AdmissionControl, StreamLimits, add_service
-from .refusals import abort_on_error
+from .error_status import abort_on_error
 
 _STATUS = health_pb2.HealthCheckResponse
 _LIMITS = StreamLimits(streams=64, peer_streams=8, send_timeout_seconds=10.0, by_option=False)

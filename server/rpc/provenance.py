@@ -23,7 +23,7 @@ from tokenfeed.v1 import provenance_pb2 as pb
 
 from ..datasets.provenance.answers import Answers, Query
 from .admission import SHUTTING_DOWN, ActiveCall, AdmissionControl, StreamLimits, add_service
-from .refusals import CallCounts, abort_on_error
+from .error_status import CallCounts, abort_on_error
 from .service import TokenFeed, printable
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Provenance"].full_name

@@ -12,7 +12,7 @@ import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from .admission import AdmissionControl, StreamLimits, add_service, parse_message
-from .refusals import abort_on_error
+from .error_status import abort_on_error
 
 _LIMITS = StreamLimits(streams=8, peer_streams=4, send_timeout_seconds=10.0, by_option=False)
 

@@ -23,7 +23,7 @@ import grpc
 from tokenfeed.errors import InvalidRequest, Unauthenticated
 
 from .admission import Handler
-from .refusals import CallCounts
+from .error_status import CallCounts
 
 _LOG = logging.getLogger("tokenfeed.server")
 

@@ -2,7 +2,7 @@
 
 Messages are bytes for gRPC. It parses no request, so that a malformed one is the caller's error and
 not an internal one (`AdmissionControl.request`), and encodes no frame, which needs no protobuf
-runtime. Unexpected exceptions go only to the log, never to a client (refusals.py).
+runtime. Unexpected exceptions go only to the log, never to a client (error_status.py).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tokenfeed.wire.request import (
 
 from ..datasets.dataset import Dataset
 from ..rows.expected_stream import require_expected
-from ..rows.served import ServedDatasets
+from ..rows.served_datasets import ServedDatasets
 from .activity.streams import Caller
 from .activity.tracker import Activity
 from .admission import AdmissionControl
+from .error_status import abort_on_error
 from .frame_producer import FrameProducer, Schedulers
-from .refusals import abort_on_error
 
 _LOG = logging.getLogger("tokenfeed.server")
 

@@ -6,12 +6,12 @@ needs one of them is refused, or has what its redaction puts there. No row has w
 disk in its place. In five steps:
 
 1. The command writes to the list which tokens are erased, before it changes a file
-   (datasets/redactions/erasing.py). Streams look at the list again and again (rows/reader.py).
+   (tools/redact/erasing.py). Streams look at the list again and again (rows/reader.py).
 2. It renames a whole new file over each old one (local/replacing.py). A server still has the old
    one open, and reads that.
-3. A server finds the new file when it polls (local/local_bytes.py). It reads the list first, and
+3. A server finds the new file when it polls (local/watched_bytes.py). It reads the list first, and
    takes the file up only if it has the hash that the list says (redactions/replaced_shards.py).
-4. It counts here, and only then reads from the new file (`LocalBytes._exchange`).
+4. It counts here, and only then reads from the new file (`WatchedBytes._exchange`).
 5. A stream compares the counts before and after it has gathered rows (`RowReader.fill`). If they
    differ, it looks at the list; if that says more than before, it gathers the rows again.
 """

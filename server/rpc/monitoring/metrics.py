@@ -2,6 +2,10 @@
 
 Nothing is counted here: a scrape reads the numbers of ServerState. Labels are bounded: datasets and
 orders that are served, statuses, kinds of errors; never a path, an address or a client's name.
+
+A figure that the status page and `tokenfeed top` show too is added in three more places: its field
+in proto/tokenfeed/v1/status.proto, its value in status.py, its text in
+tokenfeed/commands/status/view.py.
 """
 
 from __future__ import annotations

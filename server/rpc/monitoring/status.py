@@ -23,7 +23,7 @@ from ...runtime.process import memory_limit, use
 from ...storage.documents import what_of
 from ...storage.objects.counts import REQUESTS
 from ..admission import AdmissionControl, StreamLimits, add_service
-from ..refusals import abort_on_error
+from ..error_status import abort_on_error
 from ..security import BearerTokens, has_token
 from .residency import Residency
 from .server_state import ServerState

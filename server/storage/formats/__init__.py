@@ -14,7 +14,7 @@ from ..layout import STORED, Documents, Layout, Stored
 from ..open_file import OpenFile
 from ..option_names import DTYPE, FORMAT, ROW_TOKENS
 from . import datatrove, litdata, litgpt, llmc, megatron, npy, olmo, raw, safetensors, unsupported
-from .layout import ROW_TOKENS_MAX, ROW_TOKENS_MIN, FormatOptions, NoTokens
+from .format_options import ROW_TOKENS_MAX, ROW_TOKENS_MIN, FormatOptions, NoTokens
 
 __all__ = [
     "FORMATS",

@@ -15,7 +15,7 @@ from tokenfeed.errors import InvalidCorpus
 from ..door import exists, open_file
 from ..layout import STORED, Documents, Ends, Layout, Stored
 from ..open_file import OpenFile
-from .layout import FormatOptions, all_tokens, require_ascending
+from .format_options import FormatOptions, all_tokens, require_ascending
 
 NAME = "datatrove"
 SUFFIX = ".ds"

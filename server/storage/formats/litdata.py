@@ -17,7 +17,7 @@ from tokenfeed.errors import InvalidCorpus
 from ..door import Entry, entry, open_file
 from ..layout import STORED, Documents, Ends, Layout
 from ..open_file import OpenFile
-from .layout import FormatOptions, is_chunk, require_ascending
+from .format_options import FormatOptions, is_chunk, require_ascending
 
 NAME = "litdata"
 

@@ -12,7 +12,7 @@ from tokenfeed.errors import InvalidCorpus
 
 from ..layout import STORED, Layout, Stored
 from ..open_file import OpenFile
-from .layout import FormatOptions, NoTokens
+from .format_options import FormatOptions, NoTokens
 
 NAME = "llm.c"
 

@@ -18,7 +18,7 @@ from tokenfeed.errors import InvalidCorpus
 from ..door import exists, open_file
 from ..layout import STORED, Documents, Ends, Layout, Stored
 from ..open_file import OpenFile
-from .layout import FormatOptions, require_ascending
+from .format_options import FormatOptions, require_ascending
 
 NAME = "megatron"
 _MAGIC = b"MMIDIDX\0\0"

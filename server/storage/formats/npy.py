@@ -13,7 +13,7 @@ from tokenfeed.errors import InvalidCorpus
 
 from ..layout import STORED, Layout
 from ..open_file import OpenFile
-from .layout import FormatOptions
+from .format_options import FormatOptions
 
 NAME = "npy"
 

@@ -22,7 +22,7 @@ from ..layout import Documents, Ends, Layout
 from ..open_file import OpenFile
 from ..option_names import FORMAT
 from . import npy
-from .layout import FormatOptions, all_tokens, require_ascending
+from .format_options import FormatOptions, all_tokens, require_ascending
 
 NAME = "olmo"
 SUFFIX = ".npy"

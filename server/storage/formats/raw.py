@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..layout import Layout
 from ..open_file import OpenFile
-from .layout import FormatOptions, all_tokens
+from .format_options import FormatOptions, all_tokens
 
 NAME = "raw"
 

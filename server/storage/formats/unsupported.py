@@ -10,7 +10,7 @@ from tokenfeed.errors import InvalidCorpus
 from tokenfeed.wire import crc32c
 
 from ..open_file import OpenFile
-from .layout import FormatOptions, is_chunk
+from .format_options import FormatOptions, is_chunk
 
 NAME = "unsupported"
 

@@ -30,8 +30,8 @@ from . import syscalls
 from .copying import Copier, best_copier
 from .file_table import FILES
 from .files import LocalFile, open_local_file, size_on_disk
-from .local_bytes import FailedRead, LocalBytes, suspect_files
 from .shard import Shard
+from .watched_bytes import FailedRead, WatchedBytes, suspect_files
 
 _PIECES_AHEAD = 4
 _READ_BYTES = 128 << 10
@@ -39,7 +39,7 @@ _READ_BYTES = 128 << 10
 long as the disk's read_ahead_kb."""
 
 
-class MappedBytes(LocalBytes):
+class MappedBytes(WatchedBytes):
     """A dataset's files as one range of memory; `Bytes`."""
 
     kind = "map"

@@ -26,8 +26,8 @@ from ..bytes import PIECE_BYTES, ByteArray, Extents, Numbers
 from ..door import ReadLayout
 from .descriptors import Descriptors, descriptors_for
 from .files import LocalFile, open_descriptor, open_local_file
-from .local_bytes import FailedRead, LocalBytes
 from .shard import FileChange, FileStat, Shard
+from .watched_bytes import FailedRead, WatchedBytes
 
 # Thousand rows a second where each read takes 1 ms and nothing is cached: 1.0 with one thread, 9
 # with 16, 14 with 32, 20 with 64. 2 cores, 2026-11; docs/decisions/0014-stores.md
@@ -75,7 +75,7 @@ class _Share:
         return self._error
 
 
-class PreadBytes(LocalBytes):
+class PreadBytes(WatchedBytes):
     """A dataset's files as open descriptors; `Bytes`."""
 
     kind = "pread"

@@ -19,8 +19,8 @@ from ..local.readahead import ReadAhead
 from .slab import BLOCK_BYTES, SLOT_BYTES, TAIL_BYTES, ContentHash, Slab
 
 ENDED, FOLLOWING, PRESENT = 1, 2, 3
-"""Ranks of blocks: of the groups of streams that have ended, of those that come next, and of those
-that streams are in."""
+"""Priorities of blocks: of the groups of streams that have ended, of those that come next, and of
+those that streams are in."""
 
 _TRIES = 2
 _PAGES_SAMPLED = 8
@@ -79,8 +79,8 @@ class CachedBlocks:
     thread may copy.
 
     objects: the hash of each object; None of one that is not cached.  first_block: int64[objects +
-    1].  ranks: int8[blocks], how much streams need each; 0 if none does.  missing_count: blocks
-    that are not cached.
+    1].  priorities: int8[blocks], how much streams need each; 0 if none does.  missing_count:
+    blocks that are not cached.
     """
 
     def __init__(self, objects: Sequence[CachedObject]) -> None:
@@ -92,7 +92,7 @@ class CachedBlocks:
         self.block_count = int(self.first_block[-1])
         is_cached = np.array([each is not None for each in self.objects])
         self.is_cacheable = np.repeat(is_cached, counts)
-        self.ranks = np.zeros(self.block_count, dtype=np.int8)
+        self.priorities = np.zeros(self.block_count, dtype=np.int8)
         self.hits = self.misses = self.row_bytes = 0
         """Rows that were copied and that were not, and bytes of both; of several threads without a
         lock, so that a few may not be counted."""

@@ -117,13 +117,15 @@ class _Block(NamedTuple):
 class _Group:
     """Blocks that streams read together.  numbers: of blocks, int64[n].
 
-    ranks: PRESENT for the streams that are in it, FOLLOWING for those that read it next.
-    used_at, used_as: when it had one last, and the rank that it had then.
+    priorities: PRESENT for the streams that are in it, FOLLOWING for those that read it next.
+    used_at, used_as: when it had one last, and the priority that it had then.
     """
 
     blocks: CachedBlocks
     numbers: Numbers
-    ranks: weakref.WeakKeyDictionary[object, int] = field(default_factory=weakref.WeakKeyDictionary)
+    priorities: weakref.WeakKeyDictionary[object, int] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     used_at: float = 0.0
     used_as: int = ENDED
 
@@ -218,12 +220,13 @@ class ObjectCache:
         with self._changed:
             for group in self._groups.values():
                 if group.blocks is blocks:
-                    group.ranks.pop(owner, None)
-            for numbers, rank in ((np.unique(present), PRESENT), (np.unique(following), FOLLOWING)):
+                    group.priorities.pop(owner, None)
+            for read, priority in ((present, PRESENT), (following, FOLLOWING)):
+                numbers = np.unique(read)
                 key = id(blocks), numbers.tobytes()
                 group = self._groups.setdefault(key, _Group(blocks, numbers))
-                group.ranks.setdefault(owner, rank)  # both may be the same one
-            self._rank()
+                group.priorities.setdefault(owner, priority)  # both may be the same one
+            self._prioritize()
             self._in_order = self._missing()
         self._woken.set()
 
@@ -308,7 +311,7 @@ class ObjectCache:
         blocks, number = block.blocks, block.number
         if number < 0 or self._fetched_bytes >= self._bytes_max:
             return False
-        if not (self.fits or blocks.ranks[number] >= FOLLOWING):
+        if not (self.fits or blocks.priorities[number] >= FOLLOWING):
             return False
         return not (block.files.failed or (self._unreadable and block.place[0] in self._unreadable))
 
@@ -329,34 +332,36 @@ class ObjectCache:
             fetcher().submit(made, due_seconds, stream)
         return made
 
-    def _rank(self) -> None:
+    def _prioritize(self) -> None:
         """Find out again which blocks are held, as far as there is room: those of streams first,
         then those of streams that have ended, the last one first. These may be between two calls,
         so for a while their blocks are fetched as before.
         """
         now, room = time.monotonic(), self._slot_count
         for blocks in self._blocks:
-            blocks.ranks[:] = 0
-        ranked = []
+            blocks.priorities[:] = 0
+        groups = []
         for key, group in self._groups.items():
-            rank = max(group.ranks.values(), default=ENDED)
-            if rank != ENDED:
-                group.used_at, group.used_as = now, rank
-            ranked.append((rank, group.used_at, group.used_as, key))
-        for rank, used_at, used_as, key in sorted(ranked, key=lambda each: each[:3], reverse=True):
-            ranks, numbers = self._groups[key].blocks.ranks, self._groups[key].numbers
-            more = numbers[ranks[numbers] == 0][:room]
-            ranks[more] = used_as if now - used_at < IDLE_SECONDS else ENDED
+            priority = max(group.priorities.values(), default=ENDED)
+            if priority != ENDED:
+                group.used_at, group.used_as = now, priority
+            groups.append((priority, group.used_at, group.used_as, key))
+        groups.sort(key=lambda each: each[:3], reverse=True)
+        for priority, used_at, used_as, key in groups:
+            priorities, numbers = self._groups[key].blocks.priorities, self._groups[key].numbers
+            more = numbers[priorities[numbers] == 0][:room]
+            priorities[more] = used_as if now - used_at < IDLE_SECONDS else ENDED
             room -= more.size
             # What others have needs no group more, so that there are few of them.
-            if rank == ENDED and (not more.size or now - used_at > GRACE_SECONDS):
+            if priority == ENDED and (not more.size or now - used_at > GRACE_SECONDS):
                 del self._groups[key]
 
     def _missing(self) -> Iterator[_Block]:
         """Yield the blocks that are to be fetched, in order."""
-        for rank in (0,) if self.fits else (PRESENT, FOLLOWING):
+        for priority in (0,) if self.fits else (PRESENT, FOLLOWING):
             for files, blocks in self._datasets:
-                is_missing = (blocks.slots < 0) & blocks.is_cacheable & (blocks.ranks >= rank)
+                is_missing = (blocks.slots < 0) & blocks.is_cacheable
+                is_missing &= blocks.priorities >= priority
                 if self._unreadable:
                     readable = [each not in self._unreadable for each in blocks.objects]
                     is_missing &= np.repeat(readable, np.diff(blocks.first_block))
@@ -368,7 +373,7 @@ class ObjectCache:
     def _wants_more(self, now: float) -> bool:
         self._unreadable = {key: end for key, end in self._unreadable.items() if end > now}
         if self._groups:
-            self._rank()
+            self._prioritize()
         return bool(self._coming) or next(self._missing(), None) is not None
 
     def _next(self) -> _Block | None:
@@ -556,7 +561,8 @@ class ObjectCache:
 
     def _evicted(self, slab: Slab, written: Sequence[int]) -> list[int]:
         """Make room, and return the slots: blocks of no dataset of this process first, then those
-        without a rank, the oldest of each. Others stay: no more of them are ranked than have room.
+        without a priority, the oldest of each. Others stay: no more of them have one than there is
+        room for.
 
         written: slots that are left out, of blocks that are not known yet.  Raises: OSError.
         """
@@ -565,7 +571,7 @@ class ObjectCache:
             for blocks in self._blocks:
                 is_cached = blocks.slots >= 0
                 slots = blocks.slots[is_cached]
-                kind[slots] = np.maximum(kind[slots], 1 + blocks.ranks[is_cached])
+                kind[slots] = np.maximum(kind[slots], 1 + blocks.priorities[is_cached])
         kind[list(written)] = 1 + PRESENT
         chosen = np.lexsort((slab.entries["stamp"], kind))
         chosen = chosen[kind[chosen] <= (0 if self.fits else 1)]

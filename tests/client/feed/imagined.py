@@ -13,9 +13,9 @@ import numpy as np
 from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.client.feed.first_stream import first_stream
 from tokenfeed.client.feed.options import FeedOptions, checked
+from tokenfeed.client.feed.requested_changes import reweighted
 from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.state import read_state
-from tokenfeed.client.feed.stream_changes import reweighted
 from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
 from tokenfeed.sampling import orders

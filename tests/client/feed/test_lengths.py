@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from client import Mixture
 from tests.client.feed.imagined import Corpus, Row, deliver, feed_of, load, moved, rows_of, state_of
 from tokenfeed.client.feed.feed_stream import FeedStream
-from tokenfeed.client.feed.stream_changes import declared, log_lengths, resized, reweighted
+from tokenfeed.client.feed.requested_changes import declared, log_lengths, resized, reweighted
 from tokenfeed.errors import InvalidRequest, StreamMismatch
 
 U = 1 << 19

@@ -25,10 +25,10 @@ from tests.client.feed.imagined import (
     rows_of,
     state_of,
 )
-from tokenfeed.client.feed import stream_changes
+from tokenfeed.client.feed import requested_changes
 from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.client.feed.named import named_runs
-from tokenfeed.client.feed.stream_changes import reweighted
+from tokenfeed.client.feed.requested_changes import reweighted
 from tokenfeed.errors import InvalidRequest, SamplesExhausted, StreamMismatch
 from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction
 
@@ -773,7 +773,7 @@ def redacted(*redactions: At, **options: Any) -> FeedStream:
     """A feed over one dataset that was told to leave out lists before its first batch."""
     feed = feed_of(LISTED, **options)
     for first_sample, listed in redactions:
-        feed, _ = stream_changes.redacted(feed, listed.hex(), first_sample, None, None)
+        feed, _ = requested_changes.redacted(feed, listed.hex(), first_sample, None, None)
     return feed
 
 
@@ -786,7 +786,7 @@ def test_a_list_is_in_force_from_the_earliest_sample_that_was_asked_for() -> Non
     feed = feed_of(LISTED)
     steps = [(9, ONE, 9), (9, ONE, 9), (12, ONE, 9), (5, ONE, 5), (5, OTHER, 5), (8, OTHER, 5)]
     for at_sample, listed, expected in steps:
-        feed, begin = stream_changes.redacted(feed, listed.hex(), at_sample, None, None)
+        feed, begin = requested_changes.redacted(feed, listed.hex(), at_sample, None, None)
         assert begin == expected
 
     assert in_force(feed) == [(5, ONE), (5, OTHER)]
@@ -799,9 +799,9 @@ def test_no_redaction_begins_where_rows_were_delivered() -> None:
     feed.cursor.skip_to(10)
 
     with pytest.raises(InvalidRequest, match="at_sample: 10 is before 40"):
-        stream_changes.redacted(feed, ONE.hex(), 10, None, None)
+        requested_changes.redacted(feed, ONE.hex(), 10, None, None)
     for at_sample in (40, None):
-        assert in_force(stream_changes.redacted(feed, ONE.hex(), at_sample, None, None)[0]) == [
+        assert in_force(requested_changes.redacted(feed, ONE.hex(), at_sample, None, None)[0]) == [
             (40, ONE)
         ]
 
@@ -809,7 +809,7 @@ def test_no_redaction_begins_where_rows_were_delivered() -> None:
 def test_a_list_that_no_server_has_is_refused() -> None:
     """Before the feed has promised anything."""
     with pytest.raises(StreamMismatch, match="lacks redaction list 0101"):
-        stream_changes.redacted(feed_of(CORPORA), ONE.hex(), 5, None, None)
+        requested_changes.redacted(feed_of(CORPORA), ONE.hex(), 5, None, None)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from tokenfeed.server.rpc.frame_producer import FrameProducer, Schedulers
 from tokenfeed.server.storage.bytes import Extents
 from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local import local_bytes
-from tokenfeed.server.storage.local.local_bytes import FailedRead, LocalBytes
+from tokenfeed.server.storage.local import watched_bytes
+from tokenfeed.server.storage.local.watched_bytes import FailedRead, WatchedBytes
 from tokenfeed.wire import frame
 from tokenfeed.wire.request import from_message
 
@@ -70,7 +70,7 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
     dataset = open_dataset(source, FormatOptions(), TokenChecks(), storage)
     scheduler = FairScheduler(1)
     store = dataset.store
-    assert isinstance(store.files, LocalBytes)
+    assert isinstance(store.files, WatchedBytes)
     right = store.files._read
     tries = []
 
@@ -81,7 +81,7 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
         right(extents, target)
 
     monkeypatch.setattr(store.files, "_read", read)
-    monkeypatch.setattr(local_bytes, "_PAUSES_SECONDS", (60.0,))
+    monkeypatch.setattr(watched_bytes, "_PAUSES_SECONDS", (60.0,))
     assert frames(dataset, 0, scheduler) == 1
     assert not store.cold
 
@@ -114,7 +114,7 @@ def test_a_failed_read_is_still_retried(
         DatasetSource("train", (str(path),)), FormatOptions(), TokenChecks(), storage
     )
     store = dataset.store
-    assert isinstance(store.files, LocalBytes)
+    assert isinstance(store.files, WatchedBytes)
     right = store.files._read
     failures = 3
 
@@ -126,7 +126,7 @@ def test_a_failed_read_is_still_retried(
         right(extents, target)
 
     monkeypatch.setattr(store.files, "_read", read)
-    monkeypatch.setattr(local_bytes, "_PAUSES_SECONDS", (0.001,) * 4)
+    monkeypatch.setattr(watched_bytes, "_PAUSES_SECONDS", (0.001,) * 4)
     for _ in range(2):
         failures = 3
         assert frames(dataset, 0) == 1

@@ -31,8 +31,8 @@ from tests.server.datasets.provenance.corpora import (
 from tests.support.packed_corpora import Corpus, random_lengths
 from tests.support.waiting import eventually
 from tokenfeed.server.rpc.admission import add_service
+from tokenfeed.server.rpc.error_status import CallCounts, abort_on_error
 from tokenfeed.server.rpc.provenance import Turns
-from tokenfeed.server.rpc.refusals import CallCounts, abort_on_error
 from tokenfeed.v1 import provenance_pb2 as pb
 from tokenfeed.wire.request import stream_message
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tokenfeed.client.feed.changes import (
+from tokenfeed.client.feed.change_rules import (
     ahead_of_lengths,
     require_same_corpus,
     with_declared,

@@ -125,7 +125,7 @@ def test_a_profile_that_forbids_it_is_found_out_and_said_once() -> None:
 def test_the_mapped_store_behaves_the_same_under_such_a_profile(tmp_path: Path) -> None:
     """All of its tests, once more."""
     folder = Path(__file__).parent
-    tests = [folder / "test_local_bytes.py", folder / "test_file_changes.py"]
+    tests = [folder / "test_local_stores.py", folder / "test_watched_bytes.py"]
     options = ["-q", "-k", "map", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
     command = [*seccomp.PREFIX, sys.executable, "-m", "pytest", *options, *map(str, tests)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -22,7 +22,7 @@ from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.errors import CorpusChanged
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.local import descriptors as descriptors_module
-from tokenfeed.server.storage.local import local_bytes
+from tokenfeed.server.storage.local import watched_bytes
 from tokenfeed.server.storage.local.descriptors import (
     Descriptors,
     descriptors_for,
@@ -59,7 +59,7 @@ def open_store(paths: list[Path]) -> Iterator[Open]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_bytes, "_PAUSES_SECONDS", (0.001,) * 4)
+    monkeypatch.setattr(watched_bytes, "_PAUSES_SECONDS", (0.001,) * 4)
 
 
 def descriptor_count() -> int:

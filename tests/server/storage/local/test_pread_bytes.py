@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.bytes import run_inline
-from tokenfeed.server.storage.local import local_bytes, pread_bytes
+from tokenfeed.server.storage.local import pread_bytes, watched_bytes
 from tokenfeed.server.storage.local.shard import FileStat
 from tokenfeed.server.storage.store import TokenStore
 
@@ -74,7 +74,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_bytes, "_PAUSES_SECONDS", (0.001,) * 4)
+    monkeypatch.setattr(watched_bytes, "_PAUSES_SECONDS", (0.001,) * 4)
 
 
 def drop_from_memory(path: Path) -> None:

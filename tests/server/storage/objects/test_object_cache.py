@@ -558,11 +558,11 @@ def test_what_is_needed_makes_no_room_for_what_is_needed(
     assert eventually(lambda: cached(tokens) == [*range(8)])
     cache.close()
     del owner
-    cache._rank()
+    cache._prioritize()
     assert cache._slab is not None
     assert cache._evicted(cache._slab, []) == [], "there is room for all"
     hold(cache, tokens, Stream(), [8, 9], [])
-    cache._rank()
+    cache._prioritize()
     left = tokens.files.cached.slots[[2, 3]].tolist()  # type: ignore[attr-defined]
     assert cache._evicted(cache._slab, [])[0] in left, "of the group that was left first"
     tokens.close()
@@ -577,7 +577,7 @@ def test_few_groups_are_known_whatever_streams_come(
     for _ in range(200):
         hold(cache, tokens, Stream(), *random.permutation(BLOCKS)[:4].reshape(2, 2).tolist())
     with cache._changed:
-        cache._rank()
+        cache._prioritize()
         assert len(cache._groups) <= 4
     cache.close()
     tokens.close()

@@ -14,7 +14,7 @@ from tokenfeed.sampling import orders
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
-from tokenfeed.server.rows.served import ServedDatasets
+from tokenfeed.server.rows.served_datasets import ServedDatasets
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream

@@ -1,5 +1,6 @@
-"""A stage that is put among others while a stream is read: where it begins, and which one it
-replaces. Pure; docs/protocol.md, Streams, has the rules.
+"""A new stage among the others of a stream: where it begins, and which one it replaces.
+
+Pure; docs/protocol.md, Streams, has the rules.
 """
 
 from __future__ import annotations

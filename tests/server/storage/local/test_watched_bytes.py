@@ -27,9 +27,9 @@ from tokenfeed.server.runtime.threads.poll_rate import PollRate
 from tokenfeed.server.storage.bytes import Extents, run_inline
 from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local import local_bytes
+from tokenfeed.server.storage.local import watched_bytes
 from tokenfeed.server.storage.local.copying import FILES_AT_ONCE
-from tokenfeed.server.storage.local.local_bytes import FailedRead
+from tokenfeed.server.storage.local.watched_bytes import FailedRead
 from tokenfeed.server.storage.store import TokenStore
 
 Store = TokenStore
@@ -39,7 +39,7 @@ PIECE_BYTES = 1 << 20
 
 @pytest.fixture
 def open_store(storage: StorageOptions, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    monkeypatch.setattr(local_bytes, "_PAUSES_SECONDS", (0.001,) * 4)
+    monkeypatch.setattr(watched_bytes, "_PAUSES_SECONDS", (0.001,) * 4)
     stores: list[Any] = []
 
     def start(*paths: Path, poll_rate: PollRate | None = None) -> Any:
@@ -112,7 +112,7 @@ def test_a_reread_that_fails_is_repeated_after_the_next_check(
     lost: bool,
 ) -> None:
     """Its new time is known by then, so nothing else would cause another reread."""
-    monkeypatch.setattr(local_bytes, "_REREAD_PAUSE", 0)
+    monkeypatch.setattr(watched_bytes, "_REREAD_PAUSE", 0)
     path = write_tokens(np.arange(1, 5000))
     other = write_tokens(np.arange(1, 9), "other.bin")
     store = open_store(path, other)
@@ -181,7 +181,7 @@ def test_many_retries_of_one_file_do_not_block_another_file(
     open_store: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More retries than concurrent gathers are allowed."""
-    monkeypatch.setattr(local_bytes, "_PAUSES_SECONDS", (60.0,))
+    monkeypatch.setattr(watched_bytes, "_PAUSES_SECONDS", (60.0,))
     store = open_store(write_tokens(range(1, 9), "sick.bin"), write_tokens(range(11, 19)))
     tries: list[int] = []
     right = failing(store, 0, np.inf)
@@ -334,7 +334,7 @@ def test_touching_all_files_does_not_reread_the_dataset_for_each_of_them(
 ) -> None:
     """`chmod -R` on 10,000 shards would be 10,000 times the whole corpus."""
     now = 0.0
-    monkeypatch.setattr(local_bytes, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(watched_bytes, "time", SimpleNamespace(monotonic=lambda: now))
     paths = [write_tokens(range(1, 1001), f"{index}.bin") for index in range(20)]
     store = open_store(*paths)
     read_at = []

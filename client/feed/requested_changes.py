@@ -1,5 +1,5 @@
-"""Changes of what a feed reads, as its user asks for them: other weights, another context length, a
-redaction. What may change, and from which sample on, is in changes.py.
+"""The changes that a user asks a feed for, carried out: other weights, another context length, a
+redaction. What may change, and from which sample on, is in change_rules.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction, Stage
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import integer
-from .changes import ahead_of_lengths, with_declared, with_length, with_redaction
+from .change_rules import ahead_of_lengths, with_declared, with_length, with_redaction
 from .feed_stream import FeedStream
 from .lengths import require_uncounted, require_whole_rows
 from .mixture.recipe import checked_weights, read_list
-from .stage_change import require_ahead, with_change
+from .new_stage import require_ahead, with_change
 
 _LOG = logging.getLogger("tokenfeed.client")
 

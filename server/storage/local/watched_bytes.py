@@ -1,4 +1,5 @@
-"""The common part of the bytes of local files: whether they are still what was opened.
+"""Finds out that a file was truncated, replaced or written to while it is served, and retries reads
+that fail: what mapped_bytes.py and pread_bytes.py have in common.
 
 Half a corpus is another corpus: once a file was found truncated or written to, the dataset delivers
 nothing more. A gather finds files that were truncated within an extent. Besides, files are checked
@@ -64,7 +65,7 @@ class FailedRead(Exception):
         self.error = error
 
 
-class LocalBytes(ABC):
+class WatchedBytes(ABC):
     """The bytes of a dataset's files on file systems of this machine: `Bytes` without the reading.
 
     Several threads change what is known of the files without a lock: at worst, files are reread

@@ -1,4 +1,4 @@
-"""What may change in a stream while it is read, and what may not: pure.
+"""The rules of a change: what may change in a stream while it is read, and what may not. Pure.
 
 Other weights, another context length and a redaction begin at a sample that was not read yet. The
 corpus of a source stays the same.
@@ -17,7 +17,7 @@ from tokenfeed.stream.stream import Stream
 from .history import History
 from .lengths import Length
 from .mixture.recipe import Definition
-from .stage_change import require_ahead, with_change
+from .new_stage import require_ahead, with_change
 
 _CURES_MAX = 64
 """Samples that are tried for one at which no source refuses a change."""

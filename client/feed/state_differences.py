@@ -1,4 +1,6 @@
-"""How a state and the feed that loads it differ, and what a user may permit. Pure."""
+"""The differences between a state and the feed that loads it: which there are, and which a user may
+permit. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user knows of the files of a dataset; layouts and checks that several formats share."""
+"""The user's options for the files of a dataset, and checks that several formats share."""
 
 from __future__ import annotations
 

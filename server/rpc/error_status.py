@@ -1,4 +1,4 @@
-"""How a call ends that is refused or fails: its error becomes a gRPC status, and is counted.
+"""The error of a call becomes its gRPC status, and is counted.
 
 Every method of every service runs within `abort_on_error`. tokenfeed/errors.py has the errors and
 their statuses; docs/faults.md follows one from a file to a client.
