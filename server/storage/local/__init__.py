@@ -2,7 +2,7 @@
 
 door.py            finds and opens them
 choice.py          how those of a dataset are read, and why
-watched_bytes.py   finds out what happened to the files since; retries. Common to both ways:
+watched_bytes.py   what both ways have in common: truncated and changed files, retries
 mapped_bytes.py    files in one range of memory; the kernel copies out of the map
 pread_bytes.py     files read by pread, for network file systems
 file_table.py      all of them by number: addresses, and the last bytes that are not 0
