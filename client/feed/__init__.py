@@ -7,7 +7,6 @@ feed_stream.py         what a feed reads: its stream, the datasets behind it, th
 first_stream.py        the first one, by the arguments of a feed
 requested_changes.py   other weights, another context length, a redaction
 change_rules.py        what may change in a stream, and from which sample on
-new_stage.py           a new stage among others: where it begins, and which one it replaces
 lengths.py             context lengths that a user writes, and how many rows a batch has at each
 cursor.py              the position
 options.py             each argument once

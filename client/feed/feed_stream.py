@@ -27,13 +27,13 @@ from tokenfeed.wire.request import Request
 from ..source.check import corpora_of, no_rows, place_of_dataset
 from ..source.datasets import Datasets
 from ..source.plane_selection import plane_name
-from .change_rules import require_same_corpus
 from .cursor import Cursor, Snapshot
 from .history import History
 from .lengths import Length, batch_size_of
 from .mixture.recipe import Definition, first_end
 from .ranks.agreement import compared
 from .state import Planes, folded, packed_stream, write_state
+from .state_differences import require_saved_corpus
 from .stats import FeedPosition, SourceStats, source_stats
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -91,7 +91,7 @@ class FeedStream:
             for source in self.rest.sources:
                 if source.corpus is not None:
                     length = self.rest.context_length
-                    require_same_corpus(source, corpora[source.number], length)
+                    require_saved_corpus(source, corpora[source.number], length)
             self._memo["known"] = self.stream.known(corpora)
         known: Stream = self._memo["known"]
         return known
@@ -438,7 +438,7 @@ def rows_of_unread(
     try:
         described = datasets.await_described()
         if source.corpus is not None:
-            require_same_corpus(source, corpora_of(alone, described)[0], 1)
+            require_saved_corpus(source, corpora_of(alone, described)[0], 1)
         return datasets.rows_of(source.order.NAME, context_length)
     except NotFound as error:
         problem = f"cannot change: the rows of {source.dataset!r} are not known ({error})"

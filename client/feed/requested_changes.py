@@ -16,11 +16,17 @@ from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction, Stage
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import integer
-from .change_rules import ahead_of_lengths, with_declared, with_length, with_redaction
+from .change_rules import (
+    ahead_of_lengths,
+    require_ahead,
+    with_change,
+    with_declared,
+    with_length,
+    with_redaction,
+)
 from .feed_stream import FeedStream
 from .lengths import require_uncounted, require_whole_rows
 from .mixture.recipe import checked_weights, read_list
-from .new_stage import require_ahead, with_change
 
 _LOG = logging.getLogger("tokenfeed.client")
 

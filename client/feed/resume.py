@@ -34,7 +34,7 @@ from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import shown
 from ..source.plane_selection import plane_name
-from .change_rules import require_same_corpus, source_differs, with_redaction
+from .change_rules import with_redaction
 from .feed_stream import FeedStream
 from .lengths import require_uncounted
 from .mixture.continuation import SavedMixture, continued, length_dropped
@@ -52,6 +52,8 @@ from .state_differences import (
     facts_of,
     length_of,
     redaction_difference,
+    require_saved_corpus,
+    source_differs,
 )
 
 
@@ -521,7 +523,7 @@ def _require_same_source(theirs: Source, ours: Source, length: int) -> None:
             cure = f"pass {argument}={before!r} for this source"
             raise source_differs(theirs, name, before, now, cure)
     if theirs.corpus is not None and ours.corpus is not None:
-        require_same_corpus(theirs, ours.corpus, length)
+        require_saved_corpus(theirs, ours.corpus, length)
 
 
 def renamed(saved: Stream, mine: Stream) -> Stream:

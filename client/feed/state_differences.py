@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from tokenfeed.errors import StreamMismatch
-from tokenfeed.stream.stage import CHANGED, FACTS, Redaction, Source, Stage
+from tokenfeed.stream.stage import CHANGED, FACTS, Corpus, Redaction, Source, Stage
 
 PARTS = ("order", "seed", "context_length", "fingerprint", "long_documents", "pieces")
 """What makes the samples of a stream over one dataset."""
@@ -134,3 +134,32 @@ def redaction_difference(
     problem = f"the state, at sample {sample}, has no {what}, {here}"
     cure = f"pass {sample} or a later sample"
     return problem, f'{cure}, or allow=("redactions",) to have it in force from there on'
+
+
+def require_saved_corpus(theirs: Source, corpus: Corpus, context_length: int) -> None:
+    """Raise StreamMismatch if a source has another corpus now than when it was read, or other
+    pieces of documents at a context length. Pieces are compared only if both are known.
+
+    theirs: the source as it was read, with its corpus.  corpus: what it is now.
+    """
+    assert theirs.corpus is not None
+    if theirs.corpus.fingerprint != corpus.fingerprint:
+        cure = "serve that corpus, or name a grown one as a new source"
+        pair = theirs.corpus.fingerprint.hex(), corpus.fingerprint.hex()
+        raise source_differs(theirs, "fingerprint", *pair, cure)
+    before, now = (each.pieces_at(context_length) for each in (theirs.corpus, corpus))
+    if before and now and before != now:
+        cure = "serve it with the same document borders"
+        raise source_differs(theirs, "pieces", before.hex(), now.hex(), cure)
+
+
+def source_differs(
+    theirs: Source, name: str, before: object, now: object, cure: str
+) -> StreamMismatch:
+    """Return the error for a source that differs from the same source in a saved state.
+
+    theirs: the source in the state.  name: of the part that differs.  before, now: the value of
+    that part in the state, and now.  cure: what a user can do.
+    """
+    problem = f"the state was saved with {name} {before}, but this stream has {now}; {cure}"
+    return StreamMismatch(f"mixture.{theirs.dataset}" if theirs.dataset else name, problem)

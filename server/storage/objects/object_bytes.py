@@ -232,7 +232,7 @@ class ObjectBytes:
             for place, end, fetch in zip(places, ends.tolist(), fetches, strict=True):
                 file, first, size = place
                 first_byte = first_bytes[file] + first
-                fetch = self._here(fetch, (first_byte, first_byte + size), patient)
+                fetch = self._fetched(fetch, (first_byte, first_byte + size), patient)
                 assert fetch.content is not None
                 at = first_byte - fetch.first_byte
                 everything[end - size : end] = fetch.content[at : at + size]
@@ -311,13 +311,13 @@ class ObjectBytes:
         if is_held:  # fetched ahead
             (fetch,) = self._taken([place], [-1], patient=True)
             try:
-                found = self._here(fetch, (first, first + size_bytes), patient=True)
+                found = self._fetched(fetch, (first, first + size_bytes), patient=True)
             finally:
                 self._let_go([fetch])
         else:
             found = self.block_fetch(shard, first_byte, first_byte + size_bytes)
             found.run()
-            found = self._here(found, (first, first + size_bytes), patient=True)
+            found = self._fetched(found, (first, first + size_bytes), patient=True)
         assert found.content is not None
         at = first - found.first_byte
         return bytes(found.content[at : at + size_bytes])
@@ -484,7 +484,7 @@ class ObjectBytes:
             for fetch in fetches:
                 fetch.users -= 1
 
-    def _here(self, fetch: Fetch, needed: tuple[int, int], patient: bool) -> Fetch:
+    def _fetched(self, fetch: Fetch, needed: tuple[int, int], patient: bool) -> Fetch:
         """Return a fetch that has its content, after retries; another one then.
 
         needed: the range of bytes of its file that is asked for again.
