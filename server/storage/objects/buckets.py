@@ -34,7 +34,8 @@ _CONNECT_SECONDS = 5.0
 _RETRIES = 2
 RETRY_SECONDS = 5.0
 """Retries of obstore, with pauses of 0.1 s and more, at random. Its own default, 10 in 3 minutes,
-would hide a store that is away from clients, which can go to another server."""
+would hide a store that is away from clients, which can go to another server. Within these seconds
+object_bytes.py asks twice more for bytes of rows."""
 _RENEW_SECONDS = 30.0
 """Between two readings of credentials: each gives up the connections of all threads."""
 _DENIED = ("403 Forbidden", "401 Unauth", "ExpiredToken", "TokenRefreshRequired", "InvalidToken")
