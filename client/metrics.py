@@ -7,7 +7,7 @@
     metrics.register(feed)
 
 A feed is read when the registry is, so nothing is done for it in between. The extra `metrics`
-installs prometheus_client; nothing else of the client needs it.
+installs prometheus_client, and jinja2 for the status page of a server.
 """
 
 from __future__ import annotations

@@ -74,8 +74,7 @@ REACHES: dict[str, set[str]] = {
     "server.runtime": set(),
     "server.rpc": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},
     "server.rpc.monitoring": CONTRACT | {"google_crc32c", "grpc"},
-    "server.rpc.monitoring.status_page.page": CONTRACT
-    | {"google_crc32c", "grpc", "jinja2", "markupsafe"},
+    "server.rpc.monitoring.status_page.page": CONTRACT | {"google_crc32c", "grpc", "jinja2"},
     "server.rpc.monitoring.metrics": CONTRACT | {"google_crc32c", "grpc", "prometheus_client"},
     "server.cli": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},
     "server.__main__": CONTRACT | {"google_crc32c", "grpc", "grpc_health", "grpc_reflection"},

@@ -241,7 +241,8 @@ def require_metrics(arguments: argparse.Namespace) -> None:
     """
     if arguments.metrics_port is not None:
         require_range("--metrics-port", arguments.metrics_port, 0, 1 << 16)
-        require_installed("serve", "metrics", "prometheus_client", "jinja2")
+        for_page = ("jinja2",) if arguments.status else ()
+        require_installed("serve", "metrics", "prometheus_client", *for_page)
     elif arguments.status:
         raise InvalidRequest("--status", "needs --metrics-port, where the page is served")
 

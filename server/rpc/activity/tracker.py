@@ -118,7 +118,7 @@ class Activity:
             )
             return [stream.status(now) for stream in found[:most]], max(0, len(found) - most)
 
-    def frame_bytes(self) -> tuple[float, list[int]]:
+    def sent_rates(self) -> tuple[float, list[int]]:
         """Return the bytes of messages per second, over the last seconds, and in each of them."""
         now = time.monotonic()
         with self._lock:

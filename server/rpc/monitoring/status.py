@@ -79,7 +79,7 @@ class Status:
         state = self._state
         streams, omitted = state.activity.streams(streams_max)
         totals = state.activity.totals()
-        bytes_per_second, second_bytes = state.activity.frame_bytes()
+        bytes_per_second, second_bytes = state.activity.sent_rates()
         counts = state.calls.counts.copy()
         used = use.process_use()
         return pb.GetStatusResponse(

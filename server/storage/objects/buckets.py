@@ -42,10 +42,11 @@ _DENIED = ("403 Forbidden", "401 Unauth", "ExpiredToken", "TokenRefreshRequired"
 """In errors without a type of their own: those of lists, and of S3 with status 400 for credentials
 that are not valid any more."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
-"""The same of lists, of a bucket that is not there: S3, Azure, Google. Asking again is no use."""
+"""The same of lists, of a bucket that is not there: S3, Azure, Google."""
 _ERROR_XML = re.compile(
     r"<\?xml.*?<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?.*", re.DOTALL
 )
+"""What a store says of an error: a code, and mostly a sentence."""
 _NO_TIME = datetime.fromtimestamp(0, timezone.utc)
 """What obstore says of an object whose store does not say when it was written."""
 _NOT_AS_ASKED = ("NotPartial", "UnexpectedRange", "NoContentRange", "ParseContentRange")
@@ -59,12 +60,12 @@ class Denied(OSError):
     """The store has refused to answer."""
 
 
-class NoBucket(OSError):
-    """There is no bucket of this name."""
-
-
 class Away(OSError):
     """The store has not answered, or not with what was asked for."""
+
+
+class NoBucket(Away):
+    """There is no bucket of this name; or not yet, as of a store that restarts."""
 
 
 class Unranged(Away):
@@ -300,7 +301,7 @@ class Bucket:
     def _renewing(self, ask: Callable[[Any], Answer]) -> Answer:
         """Return what ask returns for the store; once more with new credentials if it is denied.
 
-        Raises: FileNotFoundError, NoBucket, Changed, Denied, Away.
+        Raises: FileNotFoundError, Changed, Denied, Away.
         """
         renewed = self._renewed
         try:

@@ -21,7 +21,7 @@ from ..door import Entry, ReadLayout, StorageOptions, in_cache, unreadable
 from ..open_file import HEAD_BYTES, OpenFile
 from ..option_names import READ
 from . import object_bytes
-from .buckets import Away, Bucket, Pin, Unranged, bucket_of
+from .buckets import Away, Bucket, NoBucket, Pin, Unranged, bucket_of
 from .counts import INDEX
 from .listing import LISTING
 from .object_bytes import ObjectBytes, ObjectShard
@@ -36,6 +36,8 @@ _AHEAD_BYTES = 8 << 20
 of 4, and 0.5 in larger ones."""
 
 _PAUSE_SECONDS = 0.2
+_BUCKET_SECONDS = 5.0
+"""A bucket that is not there is asked for again for this long: its store may just be starting."""
 _SIGNED = re.compile(r"[?&](X-Amz-|X-Goog-|sig=)", re.IGNORECASE)
 _LOG = logging.getLogger("tokenfeed.server")
 _Answer = TypeVar("_Answer")
@@ -240,7 +242,10 @@ def patient(path: str, ask: Callable[[], _Answer]) -> _Answer:
             except Away as error:
                 now = time.monotonic()
                 # From when it first was away: an upload may take long.
-                ends = ends or now + object_bytes.OPENING_SECONDS
+                seconds = object_bytes.OPENING_SECONDS
+                if isinstance(error, NoBucket):
+                    seconds = min(seconds, _BUCKET_SECONDS)
+                ends = ends or now + seconds
                 if isinstance(error, Unranged) or now + pause > ends:
                     raise
                 _LOG.warning(

@@ -180,6 +180,7 @@ def test_help_needs_no_extra(command: str, missing: str, installed: Path, tmp_pa
         ("grpc_reflection", "server", "tokenfeed serve --data train.bin"),
         ("torch", "torch", "tokenfeed bench localhost:1"),
         ("pyarrow", "ingest", "tokenfeed ingest . --out out --tokenizer bytes"),
+        ("jinja2", "metrics", "tokenfeed serve --data t.bin --metrics-port 0 --status"),
         (
             "jinja2",
             "chat",

@@ -163,7 +163,7 @@ def test_rates_are_those_of_the_last_seconds(clock: Clock) -> None:
     assert stream.tokens_per_second == 0
     assert (rows, token_bytes) == (0, 0)
     assert each == [4 * ROW_BYTES] * 40 + [0] * 20
-    assert activity.frame_bytes()[1] == [100] * 40 + [0] * 20
+    assert activity.sent_rates()[1] == [100] * 40 + [0] * 20
 
 
 def test_a_stream_keeps_its_place_across_calls_and_ranks_are_apart(clock: Clock) -> None:

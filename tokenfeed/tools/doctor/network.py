@@ -61,8 +61,8 @@ def connect(server: Server, timeout_seconds: float) -> Connection:
 def at_once(
     functions: Sequence[Callable[[], Result]], limit_seconds: float | None
 ) -> Iterator[Result | None]:
-    """Run functions in threads of their own and yield their results, in order; None for one that
-    has not ended by the limit.  Raises: what one of them raises.
+    """Run functions in threads of their own, which begin when the first result is asked for, and
+    yield their results, in order; None for one that has not ended by the limit.  Raises: what one of them raises.
     """
     outcomes: list[Outcome[Result]] = [Outcome() for _ in functions]
     for function, outcome in zip(functions, outcomes, strict=True):
@@ -220,7 +220,7 @@ class Server:
 
     name: as it is shown.  target: in gRPC's format.  authority: the name in its certificate, if it
     is not that of the target.  host, port: as they were typed; "" and 0 for a Unix socket.
-    places: numeric addresses with their port, of a name the first ones; or the path of a socket.
+    places: numeric addresses with their port, of a name the first ones; or one path, of a socket.
     """
 
     name: str

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
 
 from tokenfeed.commands.status import words
 from tokenfeed.commands.status.states import Level
@@ -33,14 +32,14 @@ def status_page(status: pb.GetStatusResponse) -> Page:
     """Return the page."""
     style, script = _style(), _asset("page.js")
     document = _template().render(
-        view=view_of(status), style=Markup(style), script=Markup(script), refresh=_REFRESH_SECONDS
+        view=view_of(status), style=style, script=script, refresh=_REFRESH_SECONDS
     )
     return Page(_headers(style, script), document.encode())
 
 
 @cache
 def _template() -> Template:
-    """Return page.html, which escapes every text but what this module has drawn."""
+    """Return page.html, which escapes every text but our style and script, and what is drawn here."""
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
@@ -61,7 +60,7 @@ def _style() -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return Path(__file__).with_name(name).read_text()
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 @cache
@@ -86,14 +85,14 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _drawn(cell: Cell) -> Markup:
+def _drawn(cell: Cell) -> str:
     """Return the drawing in a cell; nothing if it has none."""
     if cell.line is not None:
         return rate_line(cell.line)
-    return Markup() if cell.share is None else bar(cell.share)
+    return "" if cell.share is None else bar(cell.share)
 
 
-def rate_line(second_bytes: Sequence[int]) -> Markup:
+def rate_line(second_bytes: Sequence[int]) -> str:
     """Draw the bytes of each of the last seconds. The latest one is at the right end."""
     values = second_bytes[-_SECONDS:]
     peak = max(values, default=0)
@@ -108,17 +107,17 @@ def rate_line(second_bytes: Sequence[int]) -> Markup:
         ]
         area = [f"{first},{_HEIGHT}", *points, f"{_SECONDS - 1},{_HEIGHT}"]
         shapes = f'<polygon points="{" ".join(area)}"/><polyline points="{" ".join(points)}"/>'
-    return Markup(
+    return (
         f'<svg class="line" viewBox="0 0 {_SECONDS - 1} {_HEIGHT}" preserveAspectRatio="none" '
         f'role="img" aria-label="{label}"><title>{label}</title>{shapes}</svg>'
     )
 
 
-def bar(share: float) -> Markup:
+def bar(share: float) -> str:
     """Draw a share of a whole, which is in [0, 1]; another one is drawn as the nearest that is."""
     width = 100.0 * min(1.0, max(0.0, share))
     shape = f'<rect class="used" x="0" width="{width:.0f}" height="8"/>' if width > 0 else ""
-    return Markup(
+    return (
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f"{shape}</svg>"
     )
