@@ -62,7 +62,9 @@ def at_once(
     functions: Sequence[Callable[[], Result]], limit_seconds: float | None
 ) -> Iterator[Result | None]:
     """Run functions in threads of their own, which begin when the first result is asked for, and
-    yield their results, in order; None for one that has not ended by the limit.  Raises: what one of them raises.
+    yield their results, in order; None for one that has not ended by the limit.
+
+    Raises: what one of them raises.
     """
     outcomes: list[Outcome[Result]] = [Outcome() for _ in functions]
     for function, outcome in zip(functions, outcomes, strict=True):

@@ -1,4 +1,4 @@
-"""The document of the status page, and the headers under which nothing can be loaded or run that
+"""What fills the document of the status page, and the headers under which nothing can be loaded or run that
 this package did not write. The template escapes every text of a view.
 """
 
@@ -39,7 +39,7 @@ def status_page(status: pb.GetStatusResponse) -> Page:
 
 @cache
 def _template() -> Template:
-    """Return page.html, which escapes every text but our style and script, and what is drawn here."""
+    """Return page.html. It escapes every text but our style, our script, and what is drawn."""
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
