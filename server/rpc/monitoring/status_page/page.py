@@ -1,5 +1,5 @@
-"""What fills the document of the status page, and the headers under which nothing can be loaded or run that
-this package did not write. The template escapes every text of a view.
+"""What fills the document of the status page, and the headers under which nothing can be loaded or
+run that this package did not write. The template escapes every text of a view.
 """
 
 from __future__ import annotations
