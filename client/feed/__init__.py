@@ -6,7 +6,7 @@ delivery.py            how one batch arrives: the position, the rows, their tran
 feed_stream.py         what a feed reads: its stream, the datasets behind it, the position
 first_stream.py        the first one, by the arguments of a feed
 requested_changes.py   other weights, another context length, a redaction
-change_rules.py        what may change in a stream, and from which sample on
+change_placement.py    where each may begin, and which stage it replaces; length_changes.py
 lengths.py             context lengths that a user writes, and how many rows a batch has at each
 cursor.py              the position
 options.py             each argument once

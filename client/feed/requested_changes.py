@@ -1,5 +1,5 @@
 """The changes that a user asks a feed for, carried out: other weights, another context length, a
-redaction. What may change, and from which sample on, is in change_rules.py.
+redaction. Where each begins is in change_placement.py.
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ from tokenfeed.stream.stage import CHANGED, RESUMED, Redaction, Stage
 from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import integer
-from .change_rules import (
-    ahead_of_lengths,
-    require_ahead,
-    with_change,
-    with_declared,
-    with_length,
-    with_redaction,
-)
+from .change_placement import require_ahead, with_change, with_redaction
 from .feed_stream import FeedStream
+from .length_changes import ahead_of_lengths, with_declared, with_length
 from .lengths import require_uncounted, require_whole_rows
 from .mixture.recipe import checked_weights, read_list
 

@@ -34,7 +34,7 @@ from tokenfeed.stream.stream import Stream
 
 from ..runtime.arguments import shown
 from ..source.plane_selection import plane_name
-from .change_rules import with_redaction
+from .change_placement import with_redaction
 from .feed_stream import FeedStream
 from .lengths import require_uncounted
 from .mixture.continuation import SavedMixture, continued, length_dropped

@@ -13,7 +13,7 @@ from tokenfeed.stream.schedule import Place, next_stage, scheduled
 from tokenfeed.stream.stage import CHANGED, LENGTH, RESUMED, Stage
 from tokenfeed.stream.stream import Stream
 
-from ..change_rules import with_change
+from ..change_placement import with_change
 
 Stages = Sequence[Stage]
 Dropped = Sequence[tuple[Stage, RequestError]]

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tokenfeed.client.feed.change_rules import (
+from tokenfeed.client.feed.feed_stream import rows_of_unread
+from tokenfeed.client.feed.history import History
+from tokenfeed.client.feed.length_changes import (
     ahead_of_lengths,
     require_same_corpus,
     with_declared,
     with_length,
 )
-from tokenfeed.client.feed.feed_stream import rows_of_unread
-from tokenfeed.client.feed.history import History
 from tokenfeed.client.feed.lengths import read_lengths
 from tokenfeed.client.feed.mixture.recipe import Definition, Mixture, group_tokens_argument
 from tokenfeed.client.feed.resume import resumed_mixture
