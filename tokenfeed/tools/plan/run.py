@@ -15,7 +15,6 @@ from tokenfeed.client.feed.feed_stream import rows_of_unread
 from tokenfeed.client.feed.history import History
 from tokenfeed.client.feed.length_changes import (
     ahead_of_lengths,
-    require_same_corpus,
     with_declared,
     with_length,
 )
@@ -23,6 +22,7 @@ from tokenfeed.client.feed.lengths import read_lengths
 from tokenfeed.client.feed.mixture.recipe import Definition, Mixture, group_tokens_argument
 from tokenfeed.client.feed.resume import resumed_mixture
 from tokenfeed.client.feed.state import State, read_state
+from tokenfeed.client.feed.state_differences import require_saved_corpus
 from tokenfeed.client.feed.stats import source_stats
 from tokenfeed.client.runtime.arguments import amount, shown
 from tokenfeed.client.source.check import (
@@ -129,7 +129,7 @@ def _known(target: str, asked: PlanInput, opened: ExitStack) -> tuple[Stream, Co
     corpora = corpora_of(rest, counts.described)
     for source in rest.sources:
         if source.corpus is not None:
-            require_same_corpus(source, corpora[source.number], rest.context_length)
+            require_saved_corpus(source, corpora[source.number], rest.context_length)
     # A feed over the only dataset of a server does not name it.
     described = counts.by_number
     sources = (
