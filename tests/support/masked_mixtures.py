@@ -5,6 +5,7 @@ fingerprints.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -70,6 +71,7 @@ class _Frames:
         self.datasets = names
         self._stores = stores
         self.request = request
+        self.reader = SimpleNamespace(request=request)  # what activity counts by
         self.shared = shared
 
     def frames(self, connection: object) -> Iterator[EncodedFrame]:
