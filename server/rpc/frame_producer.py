@@ -24,7 +24,6 @@ WAITS_AT_ONCE = 64
 """Streams that wait for the disk or the network, or that retry a read. More would not be faster,
 but each needs memory for a frame; streams whose rows are at hand do not wait for them."""
 
-
 # 5 to 7 MiB fit between a server and a client that does not read. 200 such streams got frames of
 # 1 MiB and each kept two of them waiting: 2.3 MiB per stream, against 0.5 with small frames. 64
 # streams at full speed got 110 Mtok/s with frames of 128 KiB throughout instead of 300, and 215 to

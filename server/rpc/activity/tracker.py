@@ -8,7 +8,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -205,20 +204,27 @@ class Activity:
         return [stream for stream in forgotten if not stream.has_ended]
 
 
-@dataclass(eq=False, slots=True)
 class CallActivity:
-    """What one call does: it makes a frame, sends it, makes the next one. It begins with making.
+    """What one call does: it makes a frame, sends it, makes the next one."""
 
-    _lock: guards the others.  _position: of the request.  _rows: of each source.
-    """
-
-    _lock: threading.Lock
-    _position: Position | SampleList
-    _stream: Stream
-    _counts: FrameCounts
-    _rows: Sequence[RowCounts]
-    _is_sending: bool = False
-    _since: float = field(default_factory=lambda: time.monotonic())
+    def __init__(
+        self,
+        lock: threading.Lock,
+        position: Position | SampleList,
+        stream: Stream,
+        counts: FrameCounts,
+        rows: Sequence[RowCounts],
+    ) -> None:
+        """Begin, making the first frame.  lock: guards the others.  position: of the request.
+        rows: of each source.
+        """
+        self._lock = lock
+        self._position = position
+        self._stream = stream
+        self._counts = counts
+        self._rows = rows
+        self._is_sending = False
+        self._since = time.monotonic()
 
     def made(self) -> None:
         """A frame was made, and waits for its client."""
