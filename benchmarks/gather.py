@@ -18,8 +18,8 @@ from benchmarks.report import print_table
 from tests.support.stores import map_store, pread_store
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.formats import FormatOptions
-from tokenfeed.server.storage.local.copying import FileCopier
 from tokenfeed.server.storage.local.mapped_bytes import MappedBytes
+from tokenfeed.server.storage.local.safe_copy import FileCopier
 from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.position import Position
 from tokenfeed.wire.draft import drafts

@@ -25,8 +25,8 @@ from ..device.numpy_batch import BatchAttributes, HostPart, Note
 from ..device.row_source import RowSource
 from ..device.target_mask import IGNORED_TARGET, TargetWatch
 from ..runtime.counters import Counters
-from ..source.check import row_documents_max
 from ..source.datasets import Datasets
+from ..source.server_check import row_documents_max
 from .cursor import Cursor, Snapshot
 from .feed_stream import FeedStream
 from .requested_changes import declared, log_lengths

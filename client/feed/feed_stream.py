@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
-from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.mixture_v1 import locate_all
 from tokenfeed.sampling.plan import no_documents_fit
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.stage import MIXTURE, Source, Stage
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire.request import Request
 
-from ..source.check import corpora_of, no_rows, place_of_dataset
 from ..source.datasets import Datasets
 from ..source.plane_selection import plane_name
+from ..source.server_check import corpora_of, no_rows, place_of_dataset
 from .cursor import Cursor, Snapshot
 from .history import History
 from .lengths import Length, batch_size_of

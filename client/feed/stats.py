@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from tokenfeed.sampling.mixture import counts_at
+from tokenfeed.sampling.mixture_v1 import counts_at
 from tokenfeed.stream.stream import Stream
 
 from ..device.row_source import RowSource

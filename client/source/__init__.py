@@ -6,7 +6,7 @@ servers.py          Servers: connections to replicas, and whether each of them i
 files.py            Files: a server's own reader, in this process
 open_source.py      from the target of a feed to one of them
 file_target.py      the words of a target of files
-check.py            by a description: whether a stream can be read from a server, or from files
+server_check.py     by a description: whether a stream can be read from a server, or from files
 plane_selection.py  which planes a stream requests
 describe.py         Describe, of all servers at once
 calls.py            what each call of a stream asks for

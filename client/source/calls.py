@@ -11,8 +11,8 @@ from tokenfeed.stream.planes import NO_FINGERPRINT
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import AnyRequest, Expected
 
-from .check import corpora_of
 from .plane_selection import PLANES, known_fingerprints, plane_fingerprint
+from .server_check import corpora_of
 
 
 class StageCall(NamedTuple):

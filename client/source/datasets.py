@@ -21,8 +21,8 @@ from tokenfeed.wire.request import AnyRequest, Request
 from ..device.row_source import RowSource
 from ..runtime.counters import Counters
 from ..runtime.supervisor import Supervisor, Task
-from .check import Descriptions, corpora_of, document_warnings, order_rows, without_rows
 from .plane_selection import DEFAULT_PLANES, PlaneSelection
+from .server_check import Descriptions, corpora_of, document_warnings, order_rows, without_rows
 
 _LOG = logging.getLogger("tokenfeed.client")
 

@@ -27,7 +27,7 @@ from ..runtime.threads import start_thread, without_traceback
 from ..transport.channel import Channel
 from ..transport.replicas import Replica
 from ..transport.tls_check import TLS_CHECK_SECONDS
-from .check import require_order
+from .server_check import require_order
 
 _STRAGGLER_SECONDS = 1.0
 """How long to wait for the other servers after the first answer, and for all of them after their

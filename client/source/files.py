@@ -22,11 +22,11 @@ from ..runtime.counters import Counters
 from ..runtime.supervisor import Task
 from ..transport.addresses import Targets
 from .calls import Calls
-from .check import Descriptions, require_usable
 from .datasets import Datasets, Requirements
 from .describe import describe_sources
 from .file_rows import FileRows
 from .file_target import parse_local_target
+from .server_check import Descriptions, require_usable
 
 if TYPE_CHECKING:
     from typing import Unpack

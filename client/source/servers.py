@@ -37,11 +37,11 @@ from ..transport.credentials import CREDENTIAL_FIELDS, PLAINTEXT, Credentials
 from ..transport.replicas import Replica, ReplicaSet
 from ..transport.timeouts import Timeouts
 from .calls import Calls
-from .check import Descriptions, require_server, with_hashes
 from .datasets import Datasets, Requirements
 from .describe import describe_all, describe_sources, refusal_of_all
 from .failover import Failover
 from .row_stream import RowStream
+from .server_check import Descriptions, require_server, with_hashes
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenfeed.sampling.mixture import counts_at
+from tokenfeed.sampling.mixture_v1 import counts_at
 from tokenfeed.sampling.orders.blocks_v1 import BlocksOfFiles, Group
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import Source

@@ -38,7 +38,7 @@ from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.ingest.__main__ import main as ingest
 from tokenfeed.server.open_local import LocalDatasets, open_local
-from tokenfeed.server.storage.documents import starts_builder
+from tokenfeed.server.storage.documents import document_search
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK, REDACTED
 from tokenfeed.stream.position import Position
@@ -399,7 +399,7 @@ def test_documents_of_a_large_corpus_are_known_once_it_is_open(
     """A server searches in the background. A feed that opens files would find no documents, close
     the files, and with them the search, each time.
     """
-    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(document_search, "BACKGROUND_BYTES_MIN", 100)
     write_tokens(np.arange(1000) % 100, "a.bin")
 
     dataset = opened("a.bin?document-end-token=99")
@@ -415,7 +415,7 @@ def test_documents_that_were_kept_of_other_tokens_are_not_believed(
     opened: Open, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an image of a container all files may have one time, and shards have one size."""
-    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(document_search, "BACKGROUND_BYTES_MIN", 100)
     path = Path(write_tokens(np.arange(1000) % 100, "a.bin"))
     os.utime(path, ns=(0, 0))
 
@@ -437,7 +437,7 @@ def test_a_search_for_documents_that_ends_early_closes_the_files(
     write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else refers to them then."""
-    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(document_search, "BACKGROUND_BYTES_MIN", 100)
     path = write_tokens(np.arange(1000) % 100, "a.bin")
     closed = []
     close = Dataset.close

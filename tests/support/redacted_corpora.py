@@ -12,8 +12,8 @@ import numpy as np
 from tests.support.gathering import gather_block
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
-from tokenfeed.server.datasets.redactions.list_content import ListContent
 from tokenfeed.server.datasets.redactions.list_file import read_list
+from tokenfeed.server.datasets.redactions.list_format import ListContent
 from tokenfeed.server.datasets.redactions.list_writing import locked
 from tokenfeed.server.datasets.redactions.opening import list_path
 from tokenfeed.server.datasets.redactions.ranges import TokenRanges

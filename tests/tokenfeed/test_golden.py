@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from tests.support import reference
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.document_rows import FilePieces, RowPieces, RowsKey
-from tokenfeed.sampling.mixture import locate
+from tokenfeed.sampling.mixture_v1 import locate
 from tokenfeed.sampling.packing import histogram, pack, places
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.stream import identity

@@ -1,7 +1,7 @@
 """The tokens of each sample.
 
 orders/        which place of a corpus an own sample is; one published algorithm per file
-mixture        which source a sample is of
+mixture_v1     which source a sample is of
 own_samples    samples of a source, by epoch
 packing        documents -> pieces -> rows; document_rows says by which rules
 plan           samples -> spans of tokens

@@ -16,7 +16,7 @@ from ..errors import InvalidRequest
 from ..stream.position import SAMPLE_END
 from ..stream.stage import Source, Stage
 from ..stream.stream import Stream
-from .mixture import samples_of
+from .mixture_v1 import samples_of
 from .orders.splitmix import Words
 from .plan import Shape, over_files, own_sample_of, place_count
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..stream.position import SAMPLE_END, require_range
 from ..stream.stage import Stage
 from ..stream.stream import Stream
-from .mixture import locate
+from .mixture_v1 import locate
 
 Numbers = npt.NDArray[np.int64]
 

@@ -20,7 +20,7 @@ from ..stream.order import Order
 from ..stream.stage import Source
 from ..stream.stream import Stream
 from .document_rows import DocumentRows, RowsKey
-from .mixture import locate
+from .mixture_v1 import locate
 from .orders import find
 from .orders.blocks_v1 import BlocksOfFiles
 from .orders.splitmix import Words

@@ -18,7 +18,7 @@ from .order import Order
 from .position import SAMPLE_END, require_range
 
 MIXTURE = "mixture-1"
-"""Name of the order of blocks of more than one sample; sampling/mixture.py is its algorithm."""
+"""Name of the order of blocks of more than one sample; sampling/mixture_v1.py is its algorithm."""
 BLOCK_MAX = 1 << 20
 """Maximum number of samples in a block: the sum of the weights of a stage."""
 SEED_END = 1 << 64

@@ -39,7 +39,7 @@ from tokenfeed.stream.stream import Stream
 
 from ...runtime.arguments import hash_digits, integer, optional_integer, shown, text
 from ..lengths import Begin, Length
-from .block_weights import block_weights, proportions
+from .samples_per_block import proportions, samples_per_block
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,8 +111,8 @@ class Definition:
     run is the first to name.  is_mixture: whether the user wrote a mixture, even of one dataset.
     max_epochs: of some sources, by the names of their datasets; the stream ends before one of them
     would begin another epoch.  block: maximum number of samples in a block of later weights; None
-    is that of `block_weights`.  group_tokens: as for `group_blocks`, of sources that a change is
-    the first to give a weight.  lengths: context lengths behind that of the stream; where they
+    is that of `samples_per_block`.  group_tokens: as for `group_blocks`, of sources that a change
+    is the first to give a weight.  lengths: context lengths behind that of the stream; where they
     begin depends on the corpora.  tokens_end: the last sample that a mixture has as first_tokens,
     which are counted at the context length of the stream; 0 if there is none.
     """
@@ -494,14 +494,14 @@ def long_argument(order: str, long: str | None, name: str = "long") -> str:
 
 
 def checked_weights(weights: Any, block: int | None) -> dict[str, int]:
-    """Check weights that a user passed, and return what `block_weights` makes of them.
+    """Check weights that a user passed, and return what `samples_per_block` makes of them.
 
-    weights, block: as for `block_weights`.
-    Raises: InvalidRequest if weights is no mapping from names, or empty; like `block_weights`.
+    weights, block: as for `samples_per_block`.
+    Raises: InvalidRequest if weights is no mapping from names, or empty; like `samples_per_block`.
     """
     if not _mapping("weights", weights):
         raise InvalidRequest("weights", "are missing; name at least one dataset")
-    return block_weights(weights, block)
+    return samples_per_block(weights, block)
 
 
 def lists_by_dataset(

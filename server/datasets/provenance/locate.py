@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenfeed.errors import LimitExceeded
-from tokenfeed.sampling.mixture import locate as locate_samples
+from tokenfeed.sampling.mixture_v1 import locate as locate_samples
 from tokenfeed.sampling.plan import PLAN_ROWS, place_count, plan, rows_at_once
 from tokenfeed.sampling.spans import Numbers, Spans
 from tokenfeed.v1 import provenance_pb2 as pb

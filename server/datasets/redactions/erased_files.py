@@ -31,7 +31,7 @@ from ...runtime.threads.parallel import map_in_threads
 from ...storage.door import ERASED_ATTRIBUTE, door_of
 from ...storage.option_names import REDACTIONS
 from ...storage.store import TokenStore
-from .list_content import BYTES_MAX, Erasure, ListContent
+from .list_format import BYTES_MAX, Erasure, ListContent
 from .list_writing import locked
 from .overlay import Overlay
 from .ranges import TokenRanges

@@ -23,7 +23,7 @@ from ...runtime.exceptions import log_safe_name
 from ...runtime.memo import Memo
 from ...runtime.threads.worker_threads import WorkerThreads
 from ...storage.door import door_of, scheme_of
-from .list_content import BYTES_MAX, DamagedList, Erasure, ListContent
+from .list_format import BYTES_MAX, DamagedList, Erasure, ListContent
 from .ranges import RedactionList
 
 _LOG = logging.getLogger("tokenfeed.server")

@@ -13,7 +13,7 @@ from tokenfeed.errors import InvalidCorpus, WriteFailed
 
 from ...runtime.exceptions import log_safe_name
 from ...runtime.small_files import give, has_name, replace_file
-from .list_content import ListContent
+from .list_format import ListContent
 
 _LOG = logging.getLogger("tokenfeed.server")
 

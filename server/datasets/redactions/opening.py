@@ -21,8 +21,8 @@ from ...storage.narrowing import Narrowing
 from ...storage.store import TokenStore
 from ..content import Scan
 from .erased_files import require_listed
-from .list_content import ListContent
 from .list_file import SUFFIX, ListedDataset, RedactionLists
+from .list_format import ListContent
 from .overlay import Read, overlay_of
 
 _LOG = logging.getLogger("tokenfeed.server")

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...storage.formats import Stored
 from ...storage.store import TokenStore
-from .list_content import ErasedFile, ListContent
+from .list_format import ErasedFile, ListContent
 from .ranges import TokenRanges
 
 Read = Callable[[int, int, int], bytes]

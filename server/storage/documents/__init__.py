@@ -2,7 +2,7 @@
 their parts. Both are an index: found beside the tokens and checked, else made in the background.
 
     document_starts.py    DocumentStarts: the starts of documents, as a plane
-    starts_builder.py     finds them in the indices of the format, or by delimiters
+    document_search.py    finds them in the indices of the format, or by delimiters
     known_documents.py    documents that the format knows
     delimiters.py         tokens that separate documents
 
@@ -10,8 +10,8 @@ their parts. Both are an index: found beside the tokens and checked, else made i
     row_index.py          RowIndex: row -> parts of documents, and tokens -> rows
     rows_builder.py       makes the rows of a context length
 
-    index.py              IndexBuilder: finds one of both, or makes it once a machine; its file
-    build.py              Build: the making in a thread, with progress, failure, stop and close
+    index_builder.py      IndexBuilder: finds one of both, or makes it once a machine; its file
+    background_build.py   Build: the making in a thread, with progress, failure, stop and close
     index_file.py         the file: where it may be, opened, and written where there is room
     numbers.py            its numbers, read by ranges
 
@@ -22,11 +22,11 @@ are: sampling/document_rows.py.
 from __future__ import annotations
 
 from .delimiters import Delimiters
+from .document_search import document_starts_of, used_delimiters
 from .document_starts import DocumentStarts
 from .row_index import RowIndex
 from .row_indices import RowIndices
 from .rows_builder import what_of
-from .starts_builder import document_starts_of, used_delimiters
 
 __all__ = [
     "Delimiters",

@@ -1,4 +1,5 @@
-"""The file of an index, as a file: where it may be, opened, and written. What lies in it: index.py.
+"""The file of an index, as a file: where it may be, opened, and written.
+What lies in it: index_builder.py.
 
 A file is written once, in the first folder that takes it, and has its name only once it is
 complete. A full disk in the middle is no error: the file goes on in the next folder, with what it

@@ -1,7 +1,7 @@
 """The numbers of an index, which are read by ranges: in memory, or in a mapped file.
 
 Like tokens, the map is never read in user space: the kernel copies parts of it, and reports a file
-that was truncated (local/copying.py).
+that was truncated (local/safe_copy.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tokenfeed.errors import CorpusChanged, Unreadable
 
 from ..local import syscalls
-from ..local.copying import best_copier
+from ..local.safe_copy import best_copier
 from .index_file import IndexFile
 
 _LOG = logging.getLogger("tokenfeed.server")

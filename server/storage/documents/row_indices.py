@@ -17,7 +17,7 @@ from tokenfeed.sampling.document_rows import RowsKey
 
 from ...runtime.threads.executors import Executor
 from ..store import TokenStore
-from .build import Build, OnProgress, Stopped, never
+from .background_build import Build, OnProgress, Stopped, never
 from .document_starts import DocumentStarts
 from .row_index import CONTEXT_LENGTH_END, RowIndex
 from .rows_builder import FileDocuments, FileRows, Memory, RowsBuilder, what_of

@@ -24,7 +24,7 @@ from ...runtime.process.memory_limit import available_bytes
 from ...runtime.threads.executors import Executor
 from ..store import TokenStore
 from .document_starts import DocumentStarts
-from .index import Content, Description, IndexBuilder, Progress
+from .index_builder import Content, Description, IndexBuilder, Progress
 from .index_file import DamagedIndex
 from .numbers import NUMBER, Numbers
 from .row_index import FILE_TOKENS_MAX, IndexFacts, RowIndex, packed_numbers

@@ -10,7 +10,7 @@ descriptors.py     the descriptors of pread_bytes.py: all files, or those used l
 shard.py           one file: its layout, its stat, its last bytes
 files.py           opens one
 replacing.py       a file that takes the place of another one
-copying.py         the kernel copies out of the map
+safe_copy.py       copies out of the map by the kernel: no SIGBUS if a file was truncated
 readahead.py       reads what the next frames need ahead
 syscalls.py        the system calls that Python does not offer
 """

@@ -5,7 +5,7 @@ page-aligned and in order, and their descriptors are closed again: 10,000 shards
 entries and no descriptor.
 
 The gather never reads the map in user space: if a file was truncated, a read beyond its new end
-kills the process. The kernel's own copy out of the map reports an error instead (copying.py).
+kills the process. The kernel's own copy out of the map reports an error instead (safe_copy.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..bytes import PIECE_BYTES, ByteArray, Extents, Joint, Numbers
 from ..door import ReadLayout
 from ..option_names import READ
 from . import syscalls
-from .copying import Copier, best_copier
 from .file_table import FILES
 from .files import LocalFile, open_local_file, size_on_disk
+from .safe_copy import Copier, best_copier
 from .shard import Shard
 from .watched_bytes import FailedRead, WatchedBytes, suspect_files
 

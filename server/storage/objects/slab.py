@@ -31,7 +31,7 @@ from tokenfeed.wire import crc32c
 
 from ..bytes import ByteArray, Numbers
 from ..local import syscalls
-from ..local.copying import best_copier
+from ..local.safe_copy import best_copier
 
 BLOCK_BYTES = 1 << 20
 """The tokens of an object are cut into blocks of this size, from its first token on. A block of the

@@ -19,7 +19,7 @@ from tokenfeed.client.feed.state import read_state
 from tokenfeed.client.runtime.counters import Counters
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
 from tokenfeed.sampling import orders
-from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.mixture_v1 import locate_all
 from tokenfeed.stream.stage import Redactions, Source
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb

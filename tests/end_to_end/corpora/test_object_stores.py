@@ -25,7 +25,7 @@ from tests.support.commands import run
 from tests.support.seaweed import BUCKET, Seaweed, seaweed
 from tokenfeed.errors import CorpusChanged, InvalidCorpus
 from tokenfeed.server.datasets import shared_scan
-from tokenfeed.server.storage.documents import starts_builder
+from tokenfeed.server.storage.documents import document_search
 from tokenfeed.server.storage.objects import object_bytes
 from tokenfeed.server.storage.objects.counts import REQUESTS
 from tokenfeed.server.storage.objects.slab import size_of
@@ -209,7 +209,7 @@ def test_a_large_corpus_is_not_downloaded_for_its_documents(
     corpora: dict[str, Corpus], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That would cost hours and money, for who only wanted a batch."""
-    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 0)
+    monkeypatch.setattr(document_search, "BACKGROUND_BYTES_MIN", 0)
     corpus = corpora["delimiter"]
     with pytest.raises(InvalidCorpus, match="run tokenfeed pack on it once, with"):
         rows_of(remote(corpus, corpus.target))

@@ -35,7 +35,7 @@ from tokenfeed.server.rpc import listener
 from tokenfeed.server.rpc.activity.tracker import Activity
 from tokenfeed.server.rpc.admission import AdmissionControl, StreamLimits
 from tokenfeed.server.rpc.service import TokenFeed
-from tokenfeed.server.storage.documents import Delimiters, starts_builder
+from tokenfeed.server.storage.documents import Delimiters, document_search
 from tokenfeed.server.storage.store import TokenStore
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
@@ -285,7 +285,7 @@ def test_documents_that_are_searched_for_are_promised_and_then_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client retries, and its user learns how long that may take."""
-    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(document_search, "BACKGROUND_BYTES_MIN", 100)
     source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
     planes = PlaneOptions(delimiters=Delimiters(end=first_token(source.paths[0])))
     request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)
@@ -304,12 +304,12 @@ def test_a_search_for_documents_that_has_failed_is_not_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator has to act: to wait does not help."""
-    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 100)
+    monkeypatch.setattr(document_search, "BACKGROUND_BYTES_MIN", 100)
 
     def fail(*_: object) -> None:
         raise InvalidCorpus("a.bin", "its document borders can be written nowhere")
 
-    monkeypatch.setattr(starts_builder.StartsBuilder, "make", fail)
+    monkeypatch.setattr(document_search.StartsBuilder, "make", fail)
     source = DatasetSource("a", (write(tmp_path / "a.bin", 300),))
     planes = PlaneOptions(delimiters=Delimiters(end=first_token(source.paths[0])))
     request = asking(dataset="a", planes=[pb.WantedPlane(kind=50)], num_batches=1)

@@ -11,7 +11,7 @@ from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.inverse import SampleRange
-from tokenfeed.sampling.mixture import locate, samples_of
+from tokenfeed.sampling.mixture_v1 import locate, samples_of
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.stream.stage import Share, Source, Stage
 from tokenfeed.stream.stream import Stream

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.stages import AskedStage, asked_stages, stages_of
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
-from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.mixture_v1 import locate_all
 from tokenfeed.sampling.own_samples import by_epoch, by_times, own_samples, own_samples_of
 from tokenfeed.stream.stage import Share, Source, Stage
 from tokenfeed.stream.stream import Stream

@@ -26,7 +26,7 @@ from tests.support.commands import run
 from tests.support.full_disk import FullDisk
 from tests.support.ray_cluster import ray_cluster
 from tests.support.waiting import eventually
-from tokenfeed.server.storage.documents import index_file, rows_builder, starts_builder
+from tokenfeed.server.storage.documents import document_search, index_file, rows_builder
 from tokenfeed.tools import pack
 from tokenfeed.tools.pack import main
 
@@ -163,7 +163,7 @@ def test_a_large_corpus_is_estimated_before_its_documents_are_searched(
     write_tokens: WriteTokens, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search may take much longer than all that follows."""
-    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 0)
+    monkeypatch.setattr(document_search, "BACKGROUND_BYTES_MIN", 0)
     path = str(write_tokens(np.arange(20_000) % 50, "raw/train.bin"))
     words = [path, "--dtype", "uint16", "--document-end-token", "3", "--order", "padded"]
 

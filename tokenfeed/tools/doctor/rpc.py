@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from tokenfeed.client.source.check import require_contract
+from tokenfeed.client.source.server_check import require_contract
 from tokenfeed.client.transport.channel import Channel
 from tokenfeed.client.transport.credentials import CREDENTIAL_FIELDS, Credentials
 from tokenfeed.errors import (

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from tokenfeed.client.feed.mixture.block_weights import largest_remainders, worst_deviation
 from tokenfeed.client.feed.mixture.recipe import first_end, limits_of
-from tokenfeed.sampling.mixture import counts_at
+from tokenfeed.client.feed.mixture.samples_per_block import largest_remainders, worst_deviation
+from tokenfeed.sampling.mixture_v1 import counts_at
 from tokenfeed.stream.schedule import Exhausted, left_out, without_exhausted
 from tokenfeed.stream.stage import Source, Stage
 from tokenfeed.stream.stream import Stream

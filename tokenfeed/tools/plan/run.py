@@ -25,15 +25,15 @@ from tokenfeed.client.feed.state import State, read_state
 from tokenfeed.client.feed.state_differences import require_saved_corpus
 from tokenfeed.client.feed.stats import source_stats
 from tokenfeed.client.runtime.arguments import amount, shown
-from tokenfeed.client.source.check import (
+from tokenfeed.client.source.datasets import Datasets
+from tokenfeed.client.source.open_source import open_to_look
+from tokenfeed.client.source.server_check import (
     Descriptions,
     corpora_of,
     no_rows,
     place_of_dataset,
     target_share,
 )
-from tokenfeed.client.source.datasets import Datasets
-from tokenfeed.client.source.open_source import open_to_look
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range

@@ -21,7 +21,7 @@ from tokenfeed.client.feed.history import History
 from tokenfeed.client.runtime.arguments import text
 from tokenfeed.commands.output import require_stdout
 from tokenfeed.errors import InvalidRequest, StreamMismatch, TokenfeedError, listed
-from tokenfeed.sampling.mixture import counts_at
+from tokenfeed.sampling.mixture_v1 import counts_at
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
 
-from tokenfeed.client.source.check import Descriptions, corpora_of, no_rows, order_rows
 from tokenfeed.client.source.file_target import is_local_target, parse_local_target
 from tokenfeed.client.source.files import Files
 from tokenfeed.client.source.open_source import open_to_look
+from tokenfeed.client.source.server_check import Descriptions, corpora_of, no_rows, order_rows
 from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport.channel import describe
 from tokenfeed.client.transport.credentials import with_environment

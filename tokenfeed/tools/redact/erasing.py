@@ -29,7 +29,7 @@ from tokenfeed.server.datasets.content import (
     full_digest,
 )
 from tokenfeed.server.datasets.redactions.erased_files import attribute_of, record
-from tokenfeed.server.datasets.redactions.list_content import ErasedFile, Erasure, ListContent
+from tokenfeed.server.datasets.redactions.list_format import ErasedFile, Erasure, ListContent
 from tokenfeed.server.datasets.redactions.list_writing import now, write_list
 from tokenfeed.server.datasets.redactions.overlay import Overlay, files_left, overlay_of
 from tokenfeed.server.datasets.redactions.ranges import TokenRanges

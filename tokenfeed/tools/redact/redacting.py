@@ -17,12 +17,12 @@ from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.provenance.documents import DatasetDocuments
 from tokenfeed.server.datasets.redactions.erased_files import locked_records, require_listed
-from tokenfeed.server.datasets.redactions.list_content import (
+from tokenfeed.server.datasets.redactions.list_file import RedactionLists
+from tokenfeed.server.datasets.redactions.list_format import (
     RANGES_MAX,
     REASON_CHARACTERS_MAX,
     ListContent,
 )
-from tokenfeed.server.datasets.redactions.list_file import RedactionLists
 from tokenfeed.server.datasets.redactions.list_writing import locked, now, write_list
 from tokenfeed.server.datasets.redactions.opening import list_path
 from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges, Triple

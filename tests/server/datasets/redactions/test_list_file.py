@@ -16,8 +16,8 @@ from tests.support.object_server import object_server
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidCorpus, WriteFailed
 from tokenfeed.server.datasets.redactions import list_file
-from tokenfeed.server.datasets.redactions.list_content import ListContent
 from tokenfeed.server.datasets.redactions.list_file import ListedDataset, RedactionLists, read_list
+from tokenfeed.server.datasets.redactions.list_format import ListContent
 from tokenfeed.server.datasets.redactions.list_writing import locked, write_list
 from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
 from tokenfeed.server.storage.door import Entry

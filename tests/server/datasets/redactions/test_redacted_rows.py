@@ -29,7 +29,7 @@ from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.options import PlaneOptions
 from tokenfeed.server.datasets.redactions import covering
 from tokenfeed.server.datasets.redactions.covering import Covering, SourceLists
-from tokenfeed.server.datasets.redactions.list_content import ListContent
+from tokenfeed.server.datasets.redactions.list_format import ListContent
 from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
 from tokenfeed.server.datasets.redactions.redacted_rows import RedactedRows, Redactor
 from tokenfeed.server.datasets.sources import DatasetSource

@@ -31,7 +31,7 @@ from tokenfeed.server.storage.documents import DocumentStarts, document_starts, 
 from tokenfeed.server.storage.documents.document_starts import SPARSE, Places
 from tokenfeed.server.storage.documents.numbers import FOOTER, MappedNumbers
 from tokenfeed.server.storage.formats import STORED, Documents, Layout
-from tokenfeed.server.storage.local.copying import DirectCopier
+from tokenfeed.server.storage.local.safe_copy import DirectCopier
 from tokenfeed.server.storage.local.shard import FileStat
 
 ENTRIES = 150_000

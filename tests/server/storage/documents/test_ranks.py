@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tokenfeed.server.storage.documents import rows_builder, starts_builder
+from tokenfeed.server.storage.documents import document_search, rows_builder
 
 RANKS = 8
 
@@ -23,8 +23,8 @@ import errno, os, sys
 from tests.support.opened_files import described_sources
 from tokenfeed.sampling.orders import packed_v1
 from tokenfeed.server import open_local
-from tokenfeed.server.storage.documents import index_file, starts_builder
-from tokenfeed.server.storage.documents.index import IndexBuilder
+from tokenfeed.server.storage.documents import index_file, document_search
+from tokenfeed.server.storage.documents.index_builder import IndexBuilder
 from tokenfeed.stream.stream import Stream
 
 target, ranks, *words = sys.argv[1:]
@@ -36,7 +36,7 @@ def counted(builder, *arguments):
 
 IndexBuilder.make = counted
 if "in the background" in words:
-    starts_builder.BACKGROUND_BYTES_MIN = 1 << 20
+    document_search.BACKGROUND_BYTES_MIN = 1 << 20
 if "read-only" in words or "full" in words:
     new_file = index_file._new_file
 
@@ -102,7 +102,7 @@ def test_the_ranks_of_a_node_pack_a_corpus_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [[], ["in the background"]], ids=["small", "large"])
 def test_the_ranks_of_a_node_search_a_corpus_once(tmp_path: Path, words: list[str]) -> None:
     """Eight would each read a terabyte. A few documents are kept too."""
-    tokens = np.zeros(starts_builder._ALONE_BYTES_MAX // 2 + 1, "<u2")
+    tokens = np.zeros(document_search._ALONE_BYTES_MAX // 2 + 1, "<u2")
     tokens[999::10_000] = 7
     tokens.tofile(tmp_path / "train.bin")
     made = made_by_ranks(tmp_path, f"{tmp_path / 'train.bin'}?document-end-token=7", *words)

@@ -52,11 +52,11 @@ from tokenfeed.server.storage.documents import (
     RowIndex,
     RowIndices,
     build,
+    document_search,
     document_starts_of,
     index_file,
     row_indices,
     rows_builder,
-    starts_builder,
 )
 from tokenfeed.server.storage.documents.document_starts import StartIndex
 from tokenfeed.server.storage.documents.rows_builder import RowsBuilder
@@ -551,7 +551,7 @@ def test_rows_wait_for_a_search_for_documents(
     searched: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the first half of the work, and says itself how far it is."""
-    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 1 << 20)
+    monkeypatch.setattr(document_search, "BACKGROUND_BYTES_MIN", 1 << 20)
     with opened(searched) as store:
         search = document_starts_of(store, Delimiters(end=END))
         assert search is not None

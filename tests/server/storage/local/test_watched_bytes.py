@@ -28,7 +28,7 @@ from tokenfeed.server.storage.bytes import Extents, run_inline
 from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.local import watched_bytes
-from tokenfeed.server.storage.local.copying import FILES_AT_ONCE
+from tokenfeed.server.storage.local.safe_copy import FILES_AT_ONCE
 from tokenfeed.server.storage.local.watched_bytes import FailedRead
 from tokenfeed.server.storage.store import TokenStore
 

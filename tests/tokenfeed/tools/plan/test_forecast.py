@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from client import InvalidRequest
 from tests.support import reference
 from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
-from tokenfeed.client.feed.mixture.block_weights import block_weights, proportions
+from tokenfeed.client.feed.mixture.samples_per_block import proportions, samples_per_block
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage
@@ -148,7 +148,7 @@ def test_a_source_that_cannot_fill_the_first_block_is_refused_as_by_a_feed() -> 
 def test_smaller_blocks_are_offered_with_what_they_cost() -> None:
     """A share of 0.017 % takes blocks of 100,000 samples: the next stage begins up to that late."""
     shares = {"0": 0.99983, "1": 0.00017}
-    weights, parts = block_weights(shares), proportions(shares)
+    weights, parts = samples_per_block(shares), proportions(shares)
     asked = [AskedStage(0, tuple(weights.values())), AskedStage(1, (1, 1))]
 
     given = {0: dict(enumerate(parts.values())), 1: {0: 1, 1: 1}}
@@ -161,7 +161,7 @@ def test_smaller_blocks_are_offered_with_what_they_cost() -> None:
     assert (offer.block, offer.stage, offer.source) == (10_000, 0, 1)
     assert (offer.asked_share, offer.share) == (Fraction(17, 100_000), Fraction(2, 10_000))
     assert offer.deviation == Fraction(3, 17)
-    assert block_weights(shares, offer.block) == {"0": 9_998, "1": 2}
+    assert samples_per_block(shares, offer.block) == {"0": 9_998, "1": 2}
     assert smaller_blocks(found.stages, 2000) is None
     too_small = smaller_blocks(found.stages, 2)
     assert too_small is not None

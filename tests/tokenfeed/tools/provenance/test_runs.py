@@ -15,7 +15,7 @@ from tokenfeed.client.feed.history import History, Run, history_of
 from tokenfeed.client.feed.stats import source_stats
 from tokenfeed.errors import InvalidRequest, SamplesExhausted
 from tokenfeed.sampling import orders
-from tokenfeed.sampling.mixture import locate_all
+from tokenfeed.sampling.mixture_v1 import locate_all
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import Corpus, Redaction, Share, Source, Stage
 from tokenfeed.stream.stream import Stream

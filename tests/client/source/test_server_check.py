@@ -13,8 +13,8 @@ import pytest
 
 from client import RemoteBatches
 from tests.client.conftest import FINGERPRINT, ScriptedServer, StartScripted, wanted
-from tokenfeed.client.source.check import require_server
 from tokenfeed.client.source.plane_selection import PlaneSelection
+from tokenfeed.client.source.server_check import require_server
 from tokenfeed.errors import (
     ContractMismatch,
     InvalidRequest,

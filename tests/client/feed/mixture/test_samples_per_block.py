@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenfeed.client.feed.mixture.block_weights import block_weights
+from tokenfeed.client.feed.mixture.samples_per_block import samples_per_block
 from tokenfeed.errors import InvalidRequest
 
 
@@ -32,7 +32,7 @@ from tokenfeed.errors import InvalidRequest
 )
 def test_weights_become_the_samples_of_a_block(weights: dict[str, float], found: list[int]) -> None:
     """Integers as they are; shares in the smallest block that has them within 1 %."""
-    assert list(block_weights(weights).values()) == found
+    assert list(samples_per_block(weights).values()) == found
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_weights_become_the_samples_of_a_block(weights: dict[str, float], found:
 )
 def test_a_block_may_be_made_small(block: int | None, found: list[int]) -> None:
     """Weights change at the end of a block: who anneals wants short ones."""
-    assert list(block_weights({"a": 0.345, "b": 0.655}, block).values()) == found
+    assert list(samples_per_block({"a": 0.345, "b": 0.655}, block).values()) == found
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_weights_that_cannot_be_kept_are_refused(
 ) -> None:
     """The message names the source, the limit and the cure."""
     with pytest.raises(InvalidRequest, match=re.escape(problem)):
-        block_weights(weights, block)
+        samples_per_block(weights, block)
 
 
 def test_two_hundred_mixtures_of_a_hundred_sources_are_accepted(
@@ -80,7 +80,7 @@ def test_two_hundred_mixtures_of_a_hundred_sources_are_accepted(
         caplog.clear()
         weights = dict(zip(map(str, range(100)), rng.lognormal(0, 1.5, 100).tolist(), strict=True))
 
-        found = block_weights(weights)
+        found = samples_per_block(weights)
 
         total = sum(weights.values())
         worst = max(
@@ -95,7 +95,7 @@ def test_two_hundred_mixtures_of_a_hundred_sources_are_accepted(
 @given(st.lists(st.floats(1, 100), min_size=1, max_size=5))
 def test_shares_fill_the_block_and_none_is_a_sample_off(weights: list[float]) -> None:
     """By largest remainders."""
-    found = block_weights({str(index): weight for index, weight in enumerate(weights)}, 500)
+    found = samples_per_block({str(index): weight for index, weight in enumerate(weights)}, 500)
     block = sum(found.values())
     if not all(weight.is_integer() for weight in weights):
         assert block in (100, 500)

@@ -38,7 +38,7 @@ from ...runtime.once_a_machine import INDEX_SUFFIX, LOCK_SUFFIX, locked, remove_
 from ..door import absolute
 from ..store import TokenStore
 from . import index_file
-from .build import Closeable, OnProgress, Stopped, never
+from .background_build import Closeable, OnProgress, Stopped, never
 from .index_file import DamagedIndex, IndexFile, IndexWriter, index_paths, open_index
 from .numbers import FOOTER, NUMBER, HeldNumbers, IndexNumbers, MappedNumbers, Numbers
 

@@ -21,10 +21,10 @@ from ..beside import file_facts
 from ..formats import Documents
 from ..store import TokenStore
 from . import index_file
-from .build import Stopped, never
+from .background_build import Stopped, never
 from .delimiters import Delimiters, delimited_parts, require_occurring
 from .document_starts import SPARSE, DocumentStarts, Places, StartIndex
-from .index import Content, Description, IndexBuilder, Progress
+from .index_builder import Content, Description, IndexBuilder, Progress
 from .index_file import DamagedIndex
 from .known_documents import Part, all_known, count_max, index_facts, known_parts
 from .numbers import NUMBER, Numbers

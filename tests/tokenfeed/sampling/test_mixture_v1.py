@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
 from tokenfeed.sampling import orders
-from tokenfeed.sampling.mixture import counts_at, locate, locate_all
+from tokenfeed.sampling.mixture_v1 import counts_at, locate, locate_all
 from tokenfeed.sampling.plan import Shape, plan
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stage import Corpus, Share, Source, Stage

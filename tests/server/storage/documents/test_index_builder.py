@@ -53,9 +53,9 @@ from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.server.storage.documents import (
     Delimiters,
     RowIndices,
+    document_search,
     document_starts_of,
     index_file,
-    starts_builder,
 )
 from tokenfeed.server.storage.documents.numbers import FOOTER
 from tokenfeed.stream import identity
@@ -249,7 +249,9 @@ def test_a_search_is_made_once_and_found_again(
 ) -> None:
     """All tokens would be read again."""
     use_starts(delimited, delimiter=END)
-    monkeypatch.setattr(starts_builder, "delimited_parts", lambda *_: pytest.fail("searched again"))
+    monkeypatch.setattr(
+        document_search, "delimited_parts", lambda *_: pytest.fail("searched again")
+    )
     use_starts(delimited, delimiter=END)
 
 

@@ -24,7 +24,7 @@ _TOLERANCE = 100
 """A share may be off by 1/100 of what was asked for."""
 
 
-def block_weights(weights: Mapping[str, float], block: int | None = None) -> dict[str, int]:
+def samples_per_block(weights: Mapping[str, float], block: int | None = None) -> dict[str, int]:
     """Return how many samples each source has in a block, by the name of the source.
 
     weights: name of a source -> its weight. If all are integers, they are the result. Otherwise all

@@ -16,8 +16,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.support import seccomp
-from tokenfeed.server.storage.local import copying
-from tokenfeed.server.storage.local.copying import FILES_AT_ONCE, Copier, DirectCopier, FileCopier
+from tokenfeed.server.storage.local import safe_copy
+from tokenfeed.server.storage.local.safe_copy import FILES_AT_ONCE, Copier, DirectCopier, FileCopier
 from tokenfeed.server.storage.local.syscalls import IOVECS_MAX, Ranges
 
 BYTES = 8 << 20
@@ -105,14 +105,14 @@ def test_a_copier_that_is_let_go_of_in_the_middle_of_a_copy_leaves_no_descriptor
 
 
 def test_copies_go_straight_to_their_target_where_that_is_permitted() -> None:
-    assert isinstance(copying.best_copier(), DirectCopier)
+    assert isinstance(safe_copy.best_copier(), DirectCopier)
 
 
 def test_a_profile_that_forbids_it_is_found_out_and_said_once() -> None:
     """Old container engines have such a profile. The stores then behave the same."""
     code = (
         "import logging; logging.basicConfig(level='INFO'); "
-        "from tokenfeed.server.storage.local.copying import best_copier; "
+        "from tokenfeed.server.storage.local.safe_copy import best_copier; "
         "print([type(best_copier()).__name__ for _ in range(2)])"
     )
     command = [*seccomp.PREFIX, sys.executable, "-c", code]

@@ -29,10 +29,10 @@ from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.documents import (
     Delimiters,
     DocumentStarts,
+    document_search,
     document_starts_of,
     index,
     index_file,
-    starts_builder,
 )
 from tokenfeed.server.storage.documents.document_starts import StartIndex
 from tokenfeed.server.storage.store import TokenStore
@@ -45,7 +45,7 @@ TOKENS = 1_400_000
 @pytest.fixture(autouse=True)
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """In these tests, a MiB of tokens is searched in the background."""
-    monkeypatch.setattr(starts_builder, "BACKGROUND_BYTES_MIN", 1 << 20)
+    monkeypatch.setattr(document_search, "BACKGROUND_BYTES_MIN", 1 << 20)
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_a_file_system_that_fails_for_long_is_waited_for(
     store: TokenStore, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search of an hour does not begin again."""
-    monkeypatch.setattr(starts_builder, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(document_search, "_RETRY_SECONDS", 0.01)
     right, failures = store.files.read_served, iter(range(3))
 
     def fail_thrice(*place: int) -> bytes:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tokenfeed.server.datasets.redactions import list_content
-from tokenfeed.server.datasets.redactions.list_content import (
+from tokenfeed.server.datasets.redactions import list_format
+from tokenfeed.server.datasets.redactions.list_format import (
     DamagedList,
     ErasedFile,
     Erasure,
@@ -145,14 +145,14 @@ def test_a_list_whose_hash_is_not_its_own_is_found() -> None:
 
 def test_the_size_of_a_list_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server reads it into memory."""
-    monkeypatch.setattr(list_content, "RANGES_MAX", 3)
+    monkeypatch.setattr(list_format, "RANGES_MAX", 3)
     found = content()
     with pytest.raises(ValueError, match="would have 4 ranges; the limit is 3"):
         found.with_addition(TokenRanges.of([(1, 0, 1)]), "now")
-    monkeypatch.setattr(list_content, "RANGES_MAX", 9)
-    monkeypatch.setattr(list_content, "ADDITIONS_MAX", 2)
+    monkeypatch.setattr(list_format, "RANGES_MAX", 9)
+    monkeypatch.setattr(list_format, "ADDITIONS_MAX", 2)
     with pytest.raises(ValueError, match="2 additions, the limit; add more"):
         found.with_addition(TokenRanges.of([(1, 0, 1)]), "now")
-    monkeypatch.setattr(list_content, "BYTES_MAX", 100)
+    monkeypatch.setattr(list_format, "BYTES_MAX", 100)
     with pytest.raises(ValueError, match="the limit is 100"):
         found.to_bytes()
