@@ -12,7 +12,7 @@ describe.py         Describe, of all servers at once
 calls.py            what each call of a stream asks for
 background_rows.py  rows that a thread brings for one consumer
 row_stream.py       rows from servers
-failover.py         which server is next, and when to give up
+failover.py         which server is next, after what timeout and pause, and when to give up
 file_rows.py        rows from files
 
 docs/faults.md follows an error on this path, from a truncated file of a server to `next(feed)`.

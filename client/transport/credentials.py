@@ -1,8 +1,7 @@
 """Credentials of a connection: TLS files, and a bearer token from a text, a file or a function.
 
 Knows nothing of gRPC, so credentials can be created and checked without it. channel.py opens
-connections with them. One of the two modules of the client that read the environment; the other one
-is ranks.py.
+connections with them. Options and tokens may come from the environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""The commands of the project, and how one was called."""
+"""The commands of the project, and what several of them need.
+
+status/         what the status page and `top` show
+output.py       how a command reports an error
+printable.py    text from outside, as a command prints it
+decoding.py     token ids as text
+prices.py       what an object store bills
+extras.py       what is installed with an extra
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,6 @@
-"""Mixtures of a feed: as users write them, their blocks, and how one goes on after a state."""
+"""Mixtures of a feed: as users write them, and how one goes on after a state.
+
+recipe.py              what a user asks for, by names -> the sources and stages of a stream
+samples_per_block.py   shares of sources -> whole samples of a block
+continuation.py        with which stages a mixture goes on after a saved state
+"""

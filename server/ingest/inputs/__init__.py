@@ -1,4 +1,8 @@
-"""Files of text -> units to encode: one module per kind of file.
+"""Files of text -> units to encode.
+
+discovery.py   finds the files that a command line names
+hashes.py      the SHA-256 of every source
+jsonl.py, parquet.py, text.py    the readers, one for each kind of file
 
 A reader is a module with `KIND` and `units`, and a line in READERS. Its units depend only on the
 content of the file, so a resumed run gets the same units. Input that cannot be read is a unit with

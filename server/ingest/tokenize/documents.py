@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..units import Column, InvalidDocument, Lines, Problem, Rows
+from .chat_targets import canonical, messages_of, rendered, tools_of
 from .chat_template import ChatTemplate, Span, load_chat_template
-from .chats import canonical, messages_of, rendered, tools_of
 from .recipe import MASK_ENDINGS, Recipe
 
 IGNORED = -100

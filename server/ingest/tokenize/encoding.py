@@ -16,7 +16,7 @@ from tokenfeed.errors import InvalidSource
 
 from ..units import InvalidDocument, Problem, Strings, TextChunk, Unit, UnreadRows
 from . import splitting
-from .chats import target_mask
+from .chat_targets import target_mask
 from .documents import Document, documents_of
 from .recipe import Recipe
 from .tokenizer import FastTokenizer, TokenIds, Tokenizer, load_tokenizer, token_dtype

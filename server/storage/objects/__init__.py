@@ -10,7 +10,8 @@ fetcher.py       GETs that are waiting: which one comes next, and the threads th
 object_bytes.py  the bytes of the objects of a dataset, row by row
 slab.py          the file of the cache: blocks of tokens, and a table of them
 cached_blocks.py the blocks of a dataset that are in it, and the copy of rows
-object_cache.py  which blocks are fetched whole and when, and which stay when there is no room
+object_cache.py  which blocks are fetched whole and when, which rows have a GET of their own before,
+                 and which blocks stay when there is no room
 cache_choice.py  where the cache is, and how large
 counts.py        GETs and bytes by reason, for the metrics
 """

@@ -1,7 +1,7 @@
 """The orders by their name on the wire: one published algorithm per file.
 
 A released order is never edited: `random-1` gives the same windows for ever. A better order gets a
-new file and a new name.
+new file and a new name. splitmix.py is their hash.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from tests.server.ingest.chats import (
     without_blocks,
 )
 from tokenfeed.server.ingest.tokenize import chat_template
+from tokenfeed.server.ingest.tokenize.chat_targets import target_mask
 from tokenfeed.server.ingest.tokenize.chat_template import ChatTemplateFile
-from tokenfeed.server.ingest.tokenize.chats import target_mask
 from tokenfeed.server.ingest.tokenize.encoding import EncodedUnit, encode_unit
 from tokenfeed.server.ingest.tokenize.recipe import Recipe
 from tokenfeed.server.ingest.tokenize.tokenizer import TokenizerFile
