@@ -7,7 +7,7 @@ error_status.py     the error of a call -> its gRPC status, counted
 service.py          TokenFeed: a request -> its frames
 frame_producer.py   the frames of a call: rows -> messages, and how large they are
 fair_scheduler.py   whose frame is made next
-provenance.py       the service Provenance: answers of datasets/provenance/
+provenance.py       the service Provenance: answers of datasets/provenance/, which pause for streams
 health.py, reflection.py    the services of gRPC itself
 activity/           counts what streams do
 monitoring/         shows it

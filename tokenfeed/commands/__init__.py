@@ -6,6 +6,7 @@ printable.py    text from outside, as a command prints it
 decoding.py     token ids as text
 prices.py       what an object store bills
 extras.py       what is installed with an extra
+completion.py   what a shell completes
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 orders/        which place of a corpus an own sample is; one published algorithm per file
 mixture_v1     which source a sample is of
 own_samples    samples of a source, by epoch
-packing        documents -> pieces -> rows; document_rows says by which rules
+packing        documents -> pieces -> rows
+document_rows  by which rules
 plan           samples -> spans of tokens
 spans          these
 inverse        which samples have a place
