@@ -31,7 +31,7 @@ from tokenfeed.server.storage.documents import (
     DocumentStarts,
     document_search,
     document_starts_of,
-    index,
+    index_builder,
     index_file,
 )
 from tokenfeed.server.storage.documents.document_starts import StartIndex
@@ -298,7 +298,7 @@ def test_a_search_logs_how_far_it_is(
 ) -> None:
     """An operator wants to know whether it takes minutes or hours."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(index, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(index_builder, "_PROGRESS_SECONDS", 0.0)
     with closing(started(store)) as found:
         assert eventually(lambda: found.progress == 1.0)
 

@@ -815,7 +815,7 @@ def test_a_start_that_fails_leaves_no_file(corpus: Corpus) -> None:
 # Makes an index once it is told to, and may kill itself on the way.
 MAKE = """
 import os, signal, sys
-from tokenfeed.server.storage.documents import index, index_file
+from tokenfeed.server.storage.documents import index_builder, index_file
 from tests.server.storage.documents.starts_corpora import Corpus, found_starts
 from tests.server.storage.documents.rows_corpora import indices_of, packed
 
@@ -829,7 +829,7 @@ def kill(progress, share):
 
 print("ready", flush=True)
 sys.stdin.readline()
-index.Progress.take = kill
+index_builder.Progress.take = kill
 if what == "starts":
     with found_starts(corpus):
         pass

@@ -51,7 +51,7 @@ from tokenfeed.server.storage.documents import (
     DocumentStarts,
     RowIndex,
     RowIndices,
-    build,
+    background_build,
     document_search,
     document_starts_of,
     index_file,
@@ -495,7 +495,7 @@ def test_a_making_that_ends_after_its_dataset_leaves_no_map(
 ) -> None:
     """It waited for a disk when its dataset was closed."""
     monkeypatch.setattr(index_file, "MEMORY_BYTES_MAX", 0)
-    monkeypatch.setattr(build, "_CLOSE_SECONDS", 0.0)
+    monkeypatch.setattr(background_build, "_CLOSE_SECONDS", 0.0)
     with pytest.raises(Unreadable):
         found.get(KEY)
     assert gate.reached.wait(10)
