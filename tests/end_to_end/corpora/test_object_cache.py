@@ -193,7 +193,8 @@ def metrics(server: Server) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "kills", [3, pytest.param(50, marks=[pytest.mark.proof, pytest.mark.slow])]
+    "kills",
+    [3, pytest.param(50, marks=[pytest.mark.proof, pytest.mark.slow, pytest.mark.timeout(1200)])],
 )
 def test_a_kill_while_the_cache_fills_changes_no_row(
     store: ObjectServer, serve: Serve, local: str, tmp_path: Path, kills: int

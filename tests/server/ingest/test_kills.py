@@ -14,8 +14,8 @@ from tests.server.ingest.kills import check
     ("number", "engine"),
     [
         (4, "tokenizers"),
-        pytest.param(20, "tokenizers", marks=pytest.mark.proof),
-        pytest.param(20, "fastokens", marks=pytest.mark.proof),
+        pytest.param(20, "tokenizers", marks=[pytest.mark.proof, pytest.mark.timeout(1200)]),
+        pytest.param(20, "fastokens", marks=[pytest.mark.proof, pytest.mark.timeout(1200)]),
     ],
 )
 def test_kills_leave_no_trace(

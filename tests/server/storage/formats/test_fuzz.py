@@ -10,12 +10,12 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def fuzz(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.server.storage.formats.fuzz", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1400)
 
 
 @pytest.mark.parametrize("examples", [600, pytest.param(60_000, marks=pytest.mark.proof)])
