@@ -477,7 +477,10 @@ def _datasets_of(stream: Stream) -> list[tuple[object, ...]]:
 
 
 def _require_same_planes(before: FeedStream, now: FeedStream) -> None:
-    """Raise StreamMismatch if a dataset has other planes than before."""
+    """Raise StreamMismatch if a dataset has other planes than before, of the kinds that both want:
+    beside a source of documents, starts are wanted of all.
+    """
+    kinds = {*before.datasets.planes.kinds} & {*now.datasets.planes.kinds}
     known = {
         each.fingerprint: planes
         for each, planes in zip(
@@ -486,7 +489,8 @@ def _require_same_planes(before: FeedStream, now: FeedStream) -> None:
     }
     described = zip(now.datasets.await_described(), now.datasets.plane_fingerprints(), strict=True)
     for each, planes in described:
-        if other := {*known.get(each.fingerprint, planes)} ^ {*planes}:
-            names = sorted({plane_name(kind) for kind, _ in other})
+        other = {kind for kind, _ in {*known.get(each.fingerprint, planes)} ^ {*planes}}
+        if other := other & kinds:
+            names = sorted(map(plane_name, other))
             problem = f"has other planes now: {', '.join(names)}"
             raise StreamMismatch(f"mixture.{each.name}", problem)

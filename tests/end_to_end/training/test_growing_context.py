@@ -313,6 +313,24 @@ def test_a_batch_size_of_the_new_length_may_be_given(paths: list[Path]) -> None:
         assert feed.position.samples == begin + 2
 
 
+def test_a_length_that_was_read_long_ago_does_not_forbid_another_one(paths: list[Path]) -> None:
+    """A batch has less tokens by now than one row had then."""
+    with feed_of(local(paths), LONGER) as feed:
+        next(feed)
+        begin = feed.change_context_length(LONG, batch_size=1)
+        feed.skip(begin - feed.position.samples)
+        next(feed)
+        state = feed.state_dict()
+    with feed_of(local(paths), LONG, batch_size=1) as feed:
+        feed.load_state_dict(state)
+        next(feed)
+
+        begin = feed.change_context_length(LONG // 2)
+
+        feed.skip(begin - feed.position.samples)
+        assert next(feed)[0].shape == (2, LONG // 2)
+
+
 def test_a_change_ahead_survives_a_restart_and_may_be_replaced(paths: list[Path]) -> None:
     """The script asks for it again, or for another one, or is the next script."""
     with feed_of(local(paths), LONG) as feed:

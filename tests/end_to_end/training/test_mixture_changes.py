@@ -33,6 +33,7 @@ from tests.support.mixtures import (
     write_sources,
 )
 from tests.support.offline import received_rows
+from tests.support.packed_corpora import write_corpus
 from tests.support.ports import free_port
 from tokenfeed.client.feed.ranks import agreement
 from tokenfeed.stream.stream import Stream
@@ -78,6 +79,38 @@ def test_weights_change_in_the_middle_of_a_run(
         rows.append(received_rows(next(feed) for _ in range(20)))
         assert stages_of(feed.state_dict()) == stages_of(state)
     assert np.array_equal(np.concatenate(rows), offline(paths, range(420), asked))
+
+
+@pytest.mark.parametrize("ahead", [0, 100])
+def test_a_source_of_documents_joins_a_mixture_of_windows(
+    serve: Serve, tmp_path: Path, ahead: int
+) -> None:
+    """Where its documents begin comes with the rows of all sources then, and was unknown before."""
+    chats = write_corpus(tmp_path / "chats", [[7, 40, 3, 20, 11] * 20], "chats")
+    web = write_corpus(tmp_path / "web", [[30] * 40], "web", first=5000)
+    address = serve(*chats.words, *web.words).address
+    orders = {"web": {"order": "shuffled"}, "chats": {"order": "packed"}}
+    alone = Mixture({"web": 1}, sources={"web": orders["web"]}, order="packed")
+    with RemoteBatches(address, B, T, mixture=alone) as feed:
+        next(feed)
+        begin = feed.change_mixture({"web": 1, "chats": 1}, at_sample=B + ahead)
+        next(feed)
+        state = feed.state_dict()
+        feed.skip(ahead)
+        rows = received_rows([next(feed), next(feed)])
+    with RemoteBatches(address, B, T, mixture=alone) as feed:
+        feed.load_state_dict(state)
+        feed.skip(ahead)
+        again = received_rows([next(feed), next(feed)])
+    stages = [{"weights": {"web": 1}}, {"first_sample": begin, "weights": {"web": 1, "chats": 1}}]
+    with RemoteBatches(address, B, T, mixture=Mixture(stages=stages, sources=orders)) as feed:
+        feed.skip(2 * B + ahead)
+        declared = received_rows([next(feed), next(feed)])
+
+    assert begin == B + ahead
+    assert (rows == again).all()
+    assert (rows == declared).all()
+    assert {bool(row.max() < 5000) for row in rows} == {True, False}
 
 
 def test_a_feed_of_other_weights_appends_them_on_request(

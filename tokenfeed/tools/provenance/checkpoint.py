@@ -132,7 +132,7 @@ def _of_shape(path: Path, found: Sequence[Entry]) -> Iterator[Entry]:
     state_count = 0
     while left:
         keys, value = left.pop()
-        if isinstance(value, dict) and value.keys() >= set(_KEYS):
+        if _is_like_a_state(value):
             state_count += 1
             if state_count > _STATES_MAX:
                 raise problem_of(path, f"has more than {_STATES_MAX} states of feeds")
@@ -151,6 +151,15 @@ def _of_shape(path: Path, found: Sequence[Entry]) -> Iterator[Entry]:
                 if isinstance(part, (dict, list, tuple))
             ]
             left.extend(reversed(inner))
+
+
+def _is_like_a_state(value: object) -> bool:
+    # Each key is a word of GPT-2's vocabulary too, which lies in a tokenizer.json beside weights.
+    return (
+        isinstance(value, dict)
+        and value.keys() >= set(_KEYS)
+        and not isinstance(value["stream"], int)
+    )
 
 
 def _longer(keys: Keys, key: object) -> Keys:

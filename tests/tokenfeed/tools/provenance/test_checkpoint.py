@@ -187,6 +187,19 @@ def test_a_state_of_another_version_is_refused_in_one_sentence(tmp_path: Path, k
     )
 
 
+def test_a_vocabulary_is_no_state(tmp_path: Path) -> None:
+    """Transformers writes the tokenizer into a checkpoint, and GPT-2's has each key as a word."""
+    vocabulary = {"version": 9641, "sample": 39873, "stream": 5532, "history": 23569, "planes": 7}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    with pytest.raises(InvalidRequest, match="has no state of a feed"):
+        read_states(tmp_path)
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"feed": STATE}))
+
+    (found,) = read_states(tmp_path)
+
+    assert found.where == "trainer_state.json.feed"
+
+
 def test_the_only_state_needs_no_name(tmp_path: Path) -> None:
     """Also where it is all of a file."""
     path = tmp_path / "state.json"
