@@ -331,8 +331,8 @@ def _add_state(add: _Add, *, is_required: bool = False) -> None:
         "--state",
         metavar="PATH",
         required=is_required,
-        help="checkpoint of the run: a file of torch.save, JSON or safetensors, or a folder of "
-        "torch.distributed.checkpoint; no code in it is run",
+        help="checkpoint of the run: a file of torch.save, JSON or safetensors, a folder with "
+        "such files, or one of torch.distributed.checkpoint; no code in it is run",
     )
     add(
         "--feed",

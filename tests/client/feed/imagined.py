@@ -17,6 +17,7 @@ from tokenfeed.client.feed.requested_changes import reweighted
 from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.state import read_state
 from tokenfeed.client.runtime.counters import Counters
+from tokenfeed.client.source.plane_selection import PlaneSelection
 from tokenfeed.errors import InvalidRequest, NotFound, StreamMismatch
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.mixture_v1 import locate_all
@@ -79,6 +80,7 @@ class ImaginedDatasets:
     closed: bool = False
     forked: bool = field(default=False, init=False)
     reads_documents: bool = field(default=False, init=False)
+    planes: PlaneSelection = field(default=PlaneSelection(), init=False)
     counted: set[int] = field(default_factory=set, init=False)
 
     def require_own_process(self) -> None:
