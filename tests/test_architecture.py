@@ -427,9 +427,9 @@ def test_the_list_of_a_package_names_what_is_there_and_nothing_else() -> None:
         if path.name == "__init__.py"
     }
     listed = [
-        (package, name)
+        (package, name.strip())
         for package, text in packages.items()
-        for name in re.findall(r"^ *(\w+(?:\.py|/))(?: |$)", text, re.M)
+        for name in re.findall(r"(?<![\w/])\w+\.py\b|^ *\w+/(?= |$)", text, re.M)
     ]
     not_listed = [
         str(path)

@@ -345,6 +345,8 @@ class Delivery(ABC, Generic[Array, Rich]):
             if before.datasets.closed:  # meanwhile, by another thread
                 stream.datasets.close()
             before.datasets.close()
+            if self._is_rich:  # perhaps since the change began, by another thread
+                stream.datasets.read_documents()
         log_lengths(before, stream)
 
     def _drop_reader(self) -> None:

@@ -477,8 +477,9 @@ def _datasets_of(stream: Stream) -> list[tuple[object, ...]]:
 
 
 def _require_same_planes(before: FeedStream, now: FeedStream) -> None:
-    """Raise StreamMismatch if a dataset has other planes than before, of the kinds that both want:
-    beside a source of documents, starts are wanted of all.
+    """Raise StreamMismatch if a dataset has other planes than before, of the kinds that were wanted
+    before and are wanted now: beside the first source of documents, document starts are wanted of
+    all datasets.
     """
     kinds = {*before.datasets.planes.kinds} & {*now.datasets.planes.kinds}
     known = {

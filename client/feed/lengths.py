@@ -92,9 +92,12 @@ def require_uncounted(num_batches: int | None) -> None:
         raise InvalidRequest("num_batches", problem)
 
 
-def require_whole_rows(lengths: Sequence[int], sizes: Mapping[int, int]) -> None:
-    """Raise InvalidRequest as `batch_size_of` does.  lengths, sizes: are those of a whole run."""
-    for place in range(len(lengths)):
+def require_whole_rows(lengths: Sequence[int], sizes: Mapping[int, int], first: int = 0) -> None:
+    """Raise InvalidRequest as `batch_size_of` does.
+
+    lengths, sizes: are those of a whole run.  first: counts the lengths that are read no more.
+    """
+    for place in range(first, len(lengths)):
         batch_size_of(lengths[: place + 1], sizes)
 
 

@@ -116,8 +116,8 @@ def _with_length(
         stream, length, at_sample, ahead, place, own.definition, or_later=or_later
     )
     own.count_rows(stream)
-    unread = stream.stages[stream.place_of(own.cursor.sample) :]
-    require_whole_rows([stage.context_length for stage in unread], own.batch_sizes)
+    lengths = [stage.context_length for stage in stream.stages]
+    require_whole_rows(lengths, own.batch_sizes, stream.place_of(own.cursor.sample))
     return stream, begin
 
 

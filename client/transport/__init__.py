@@ -6,5 +6,5 @@ replicas.py      the replicas of a feed, and the connection to each
 channel.py       a connection: its options, and calls as bytes -> bytes
 credentials.py   TLS files and bearer tokens of a connection
 tls_check.py     why a first connection failed, if TLS may be the reason
-timeouts.py      the timeouts that a user sets; failover.py adapts them
+timeouts.py      the timeouts that a user sets; source/failover.py adapts them
 """

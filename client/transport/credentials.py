@@ -1,7 +1,7 @@
 """Credentials of a connection: TLS files, and a bearer token from a text, a file or a function.
 
 Knows nothing of gRPC, so credentials can be created and checked without it. channel.py opens
-connections with them. Options and tokens may come from the environment.
+connections with them. A field that is None may come from the environment.
 """
 
 from __future__ import annotations

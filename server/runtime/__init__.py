@@ -1,4 +1,4 @@
-"""What every server process needs. Knows nothing of tokens.
+"""What the processes of a server share. Knows nothing of tokens.
 
 process/            its signals, its memory, its threads
 threads/            pools, pollers, and how often they may act

@@ -1,6 +1,6 @@
 """Where rows come from, and where documents went: what the service Provenance answers.
 
-    answers.py      a request -> its answer, by what follows
+    answers.py      a request -> its answer, by the modules below
     locate.py       rows -> the ranges of tokens that they are made of
     find.py         documents, or tokens -> the rows that have them
     coverage.py     samples -> the ranges of tokens that they have, all together

@@ -1,7 +1,7 @@
 """Ranges of tokens that are taken out of a dataset, whose bytes may be erased too.
 
 ranges.py           ranges of tokens, and a list of them with its hash
-list_format.py     the content of a list file, as bytes
+list_format.py      the content of a list file, as bytes
 list_file.py        the lists of a dataset, read again when their file changes
 list_writing.py     a list file is written whole, by one process at a time
 opening.py          which lists a dataset has, and what it was before its bytes were erased

@@ -1,8 +1,8 @@
 """The formats of token files: one module per format, which turns an opened file into a Layout.
 
 A format is a module with `NAME`, `matches` and `layout`, and a line in FORMATS. Besides there are
-format_options.py (options of all formats), unsupported.py (files that are refused by name) and
-document_ids.py (the ids of documents, in a file beside).
+format_options.py (options of all formats), unsupported.py (files that hold no tokens: recognized,
+and refused) and document_ids.py (the ids of documents, in a file beside).
 """
 
 from __future__ import annotations

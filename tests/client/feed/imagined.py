@@ -76,11 +76,10 @@ class ImaginedDatasets:
 
     corpora: Corpora
     stream: Stream
-    kinds: tuple[int, ...] = ()
+    planes: PlaneSelection
     closed: bool = False
     forked: bool = field(default=False, init=False)
     reads_documents: bool = field(default=False, init=False)
-    planes: PlaneSelection = field(default=PlaneSelection(), init=False)
     counted: set[int] = field(default_factory=set, init=False)
 
     def require_own_process(self) -> None:
@@ -102,10 +101,7 @@ class ImaginedDatasets:
                 raise StreamMismatch("target", f"lacks redaction list {each.list_hash.hex()}")
 
     def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
-        return tuple(
-            tuple((each.kind, each.fingerprint) for each in one.planes if each.kind in self.kinds)
-            for one in self.await_described()
-        )
+        return self.planes.fingerprints(self.await_described())
 
     def read_documents(self) -> None:
         self.reads_documents = True
@@ -141,7 +137,7 @@ def feed_of(
     """What a feed of these arguments reads, on one rank."""
 
     def open_datasets(_: object, request: Request, **more: Any) -> ImaginedDatasets:
-        return ImaginedDatasets(corpora, request.stream, more["planes"].kinds)
+        return ImaginedDatasets(corpora, request.stream, more["planes"].of_pieces(request.stream))
 
     defaults = {"rank": 0, "world_size": 1, "order": "shuffled"}
     found, _ = first_stream(

@@ -314,7 +314,7 @@ def test_a_batch_size_of_the_new_length_may_be_given(paths: list[Path]) -> None:
 
 
 def test_a_length_that_was_read_long_ago_does_not_forbid_another_one(paths: list[Path]) -> None:
-    """A batch has less tokens by now than one row had then."""
+    """A batch has fewer tokens by now than one row had then."""
     with feed_of(local(paths), LONGER) as feed:
         next(feed)
         begin = feed.change_context_length(LONG, batch_size=1)
@@ -329,6 +329,20 @@ def test_a_length_that_was_read_long_ago_does_not_forbid_another_one(paths: list
 
         feed.skip(begin - feed.position.samples)
         assert next(feed)[0].shape == (2, LONG // 2)
+
+
+def test_the_tokens_of_a_batch_follow_the_last_length_that_was_said(paths: list[Path]) -> None:
+    """Not the first one of the feed: also if the stage of the last one is read already."""
+    with NumpyBatches(local(paths), 3, 8, order="random") as feed:
+        next(feed)
+        feed.change_context_length(16, batch_size=2)
+        assert next(feed)[0].shape == (2, 16)
+        feed.change_context_length(32)
+        assert next(feed)[0].shape == (1, 32)
+        with pytest.raises(InvalidRequest, match="2 rows of 16 tokens are no whole rows of 12"):
+            feed.change_context_length(12, at_sample=feed.position.samples + 50)
+        feed.change_context_length(64, batch_size=1)
+        assert next(feed)[0].shape == (1, 64)
 
 
 def test_a_change_ahead_survives_a_restart_and_may_be_replaced(paths: list[Path]) -> None:

@@ -85,7 +85,7 @@ def test_weights_change_in_the_middle_of_a_run(
 def test_a_source_of_documents_joins_a_mixture_of_windows(
     serve: Serve, tmp_path: Path, ahead: int
 ) -> None:
-    """Where its documents begin comes with the rows of all sources then, and was unknown before."""
+    """From then on all rows come with document starts, which were not requested before."""
     chats = write_corpus(tmp_path / "chats", [[7, 40, 3, 20, 11] * 20], "chats")
     web = write_corpus(tmp_path / "web", [[30] * 40], "web", first=5000)
     address = serve(*chats.words, *web.words).address

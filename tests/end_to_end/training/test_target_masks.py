@@ -740,18 +740,24 @@ def test_a_source_with_a_mask_may_join_a_mixture_without_one() -> None:
     assert (found[0] + later[0], found[1] + later[1]) == (x, y)
 
 
-def test_a_change_of_a_mixture_finds_out_that_a_mask_was_exchanged() -> None:
+@pytest.mark.parametrize(
+    ("plane", "name"), [(LOSS_MASK, "loss mask"), (DOCUMENT_STARTS, "document starts")]
+)
+def test_a_change_of_a_mixture_finds_out_that_what_masks_targets_was_exchanged(
+    plane: int, name: str
+) -> None:
     """The new source is read from servers that are asked again."""
     datasets = {name: corpus.dataset(name) for name, corpus in SOURCES.items()}
     with (
         serving(datasets, kind=MaskedMixtures) as peer,
         RemoteBatches(
-            peer.address, B, T, mixture={"web": 1, "chat": 1}, order="shuffled", **ALONE
+            peer.address, B, T, mixture={"web": 1, "chat": 1}, order="shuffled",
+            mask_borders=True, **ALONE,
         ) as feed,
-    ):
+    ):  # fmt: skip
         next(feed)
-        datasets["chat"].store.plane(LOSS_MASK).fingerprint = bytes([7] * 32)
-        problem = r"mixture\.chat: has other planes now: loss mask$"
+        datasets["chat"].store.plane(plane).fingerprint = bytes([7] * 32)
+        problem = rf"mixture\.chat: has other planes now: {name}$"
         with pytest.raises(StreamMismatch, match=problem):
             feed.change_mixture({"web": 1, "code": 3})
 

@@ -158,7 +158,7 @@ def _is_like_a_state(value: object) -> bool:
     return (
         isinstance(value, dict)
         and value.keys() >= set(_KEYS)
-        and not isinstance(value["stream"], int)
+        and not isinstance(value["stream"], (int, float))
     )
 
 
