@@ -490,8 +490,8 @@ def _require_same_planes(before: FeedStream, now: FeedStream) -> None:
     }
     described = zip(now.datasets.await_described(), now.datasets.plane_fingerprints(), strict=True)
     for each, planes in described:
-        other = {kind for kind, _ in {*known.get(each.fingerprint, planes)} ^ {*planes}}
-        if other := other & kinds:
+        changed = {*known.get(each.fingerprint, planes)} ^ {*planes}
+        if other := kinds & {kind for kind, _ in changed}:
             names = sorted(map(plane_name, other))
             problem = f"has other planes now: {', '.join(names)}"
             raise StreamMismatch(f"mixture.{each.name}", problem)

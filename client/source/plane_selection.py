@@ -81,10 +81,9 @@ class PlaneSelection:
         self, datasets: Sequence[pb.Dataset]
     ) -> tuple[tuple[tuple[int, bytes], ...], ...]:
         """Return for each dataset the kinds and fingerprints of its wanted planes."""
+        kinds = self.kinds
         return tuple(
-            tuple(
-                (kind, found) for kind in self.kinds if (found := plane_fingerprint(dataset, kind))
-            )
+            tuple((kind, found) for kind in kinds if (found := plane_fingerprint(dataset, kind)))
             for dataset in datasets
         )
 

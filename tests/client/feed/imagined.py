@@ -101,11 +101,7 @@ class ImaginedDatasets:
                 raise StreamMismatch("target", f"lacks redaction list {each.list_hash.hex()}")
 
     def plane_fingerprints(self) -> tuple[tuple[tuple[int, bytes], ...], ...]:
-        kinds = self.planes.kinds
-        return tuple(
-            tuple((each.kind, each.fingerprint) for each in one.planes if each.kind in kinds)
-            for one in self.await_described()
-        )
+        return self.planes.fingerprints(self.await_described())
 
     def read_documents(self) -> None:
         self.reads_documents = True
