@@ -165,9 +165,12 @@ class Run:
             step -= stretch.steps
         raise ValueError("the run has fewer steps")
 
-    def go_on(self, end: float) -> None:
-        """Run one job after another until the time is over.  end: of `time.monotonic`."""
-        while time.monotonic() < end:
+    def go_on(self, end: float, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Run one job after another until the time is over.
+
+        end: of `time.monotonic`.  goes_on: whether what runs beside this has not failed.
+        """
+        while time.monotonic() < end and goes_on():
             self._job(end)
 
     def _job(self, end: float) -> None:
@@ -218,11 +221,13 @@ class Growth(Run):
 
     def _change(self, trainers: Trainers, sample: int) -> None:
         length, last, _ = self.stream.stages[-1]
+        is_same = False
         at_sample = max(sample, last.first_sample) + self.chance.randrange(1, 500)
         change: int | list[int]
         if self.chance.random() < 0.3:
             change = [self.chance.randrange(0, 4), self.chance.randrange(0, 3)]
             change[self.chance.randrange(2)] += 1
+            is_same = change == last.weights
             weights = dict(zip(self.stream.names, change, strict=True))
             began, what = trainers.ask("change_mixture", weights, at_sample), "the mixture"
         else:
@@ -230,6 +235,10 @@ class Growth(Run):
             change = self.chance.choice(longer or CONTEXT_LENGTHS[:-1])
             began = trainers.ask("change_context_length", change, at_sample)
             what = "the context length"
+        if is_same:
+            assert began == last.first_sample
+            self.happened["changes that changed nothing"] += 1
+            return
         after = Grown([*self.stream.asked, (at_sample, change)], self.stream.token_counts)
         if isinstance(began, str):
             assert max(after.stages[-1].left_out) * length > GROUP_BLOCKS * BLOCK, began
@@ -249,14 +258,18 @@ class Mixing(Run):
     ranges: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
 
     def _change(self, trainers: Trainers, sample: int) -> None:
-        last = self.stream.stages[-1].first_sample
-        at_sample = max(sample, last) + self.chance.randrange(1, 2000)
+        last = self.stream.stages[-1]
+        at_sample = max(sample, last.first_sample) + self.chance.randrange(1, 2000)
         if self.chance.random() < 0.6:
             weights = [self.chance.randrange(0, 6) for _ in NAMES]
             weights[self.chance.randrange(4)] += 1
             began = trainers.ask(
                 "change_mixture", dict(zip(NAMES, weights, strict=True)), at_sample
             )
+            if weights == last.weights:
+                assert began == last.first_sample
+                self.happened["changes that changed nothing"] += 1
+                return
             self.stream.asked.append((at_sample, weights))
             assert began == self.stream.stages[-1].first_sample
             self.happened["changes of the mixture"] += 1
@@ -565,7 +578,7 @@ def main() -> int:
         end = time.monotonic() + seconds
         beside = Beside(lambda: growth.go_on(end))
         try:
-            mixing.go_on(end)
+            mixing.go_on(end, beside.is_alive)
         finally:
             beside.join()
             trouble.end()
