@@ -185,7 +185,8 @@ def indexed(device: torch.device) -> torch.device:
     InvalidRequest if there is no CUDA device.
     """
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest("device", f"{device} is not available: torch finds no CUDA device")
+        problem = f"{device} is not available: torch finds no CUDA device"
+        raise InvalidRequest("device", f"{problem}; without device= batches are on the CPU")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

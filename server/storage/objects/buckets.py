@@ -43,6 +43,8 @@ _DENIED = ("403 Forbidden", "401 Unauth", "ExpiredToken", "TokenRefreshRequired"
 that are not valid any more."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 """The same of lists, of a bucket that is not there: S3, Azure, Google."""
+_UNSENT = "error sending request"
+"""Of a name that is not known, and an address where nothing listens."""
 _ERROR_XML = re.compile(
     r"<\?xml.*?<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?.*", re.DOTALL
 )
@@ -362,8 +364,12 @@ def _known_errors(url: Url) -> Iterator[None]:
         if "169.254.169.254" in text or "metadata.google.internal" in text:
             problem = "there are no credentials here"
             raise Denied(errno.EACCES, f"{problem}; {credentials.cure(url.scheme)}") from error
-        is_range = not any(word in text for word in _NOT_AS_ASKED)
-        raise (Away if is_range else Unranged)(errno.EIO, _in_short(text)) from error
+        if any(word in text for word in _NOT_AS_ASKED):
+            raise Unranged(errno.EIO, _in_short(text)) from error
+        problem = _in_short(text)
+        if _UNSENT in text and (endpoint := _endpoint_of(url.scheme)):
+            problem = f"no store answers at {endpoint} ({problem})"
+        raise Away(errno.EIO, problem) from error
 
 
 def _denied(url: Url, error: Exception) -> Denied:

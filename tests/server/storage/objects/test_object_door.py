@@ -18,6 +18,7 @@ import trustme
 from client import NumpyBatches
 from tests.server.storage.formats.fuzz import Seeds, valid_files
 from tests.support.object_server import ObjectServer, forget_buckets, object_server
+from tests.support.ports import free_port
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.server.datasets.sources import parse_datasets, parse_text
 from tokenfeed.server.storage.beside import file_facts
@@ -32,7 +33,7 @@ from tokenfeed.server.storage.door import (
     size_of,
 )
 from tokenfeed.server.storage.formats import FormatOptions, read_layout
-from tokenfeed.server.storage.objects import door, listing
+from tokenfeed.server.storage.objects import door, listing, object_bytes
 from tokenfeed.server.storage.objects.urls import Url
 from tokenfeed.server.storage.store import open_store
 
@@ -199,6 +200,18 @@ def test_a_bucket_that_is_not_there_is_named(
     with pytest.raises(InvalidCorpus, match=problem):
         parse_datasets([path])
     assert len(store.requests) <= 2
+
+
+def test_an_address_where_no_store_answers_is_named(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What obstore says of it is a request that was not sent."""
+    monkeypatch.setattr(object_bytes, "OPENING_SECONDS", 0.0)
+    address = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    forget_buckets()
+    with pytest.raises(InvalidCorpus, match=f"no store answers at {address} "):
+        open_file("s3://bucket/c/a.bin")
 
 
 def test_a_web_server_is_read_by_names(
