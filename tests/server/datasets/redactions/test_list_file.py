@@ -46,7 +46,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of_lists(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was logged of lists: threads that other tests have left may log too."""
-    return [one.getMessage() for one in caplog.records if one.module == "list_file"]
+    logged = [one.getMessage() for one in caplog.records if one.module == "list_file"]
+    return [each for each in logged if "file=list.jsonl" in each]
 
 
 @pytest.mark.usefixtures("looks")

@@ -27,7 +27,13 @@ from tests.support import reference
 from tests.support.waiting import eventually
 from tokenfeed.errors import CorpusChanged, Unreadable
 from tokenfeed.sampling.document_rows import RowsKey
-from tokenfeed.server.storage.documents import RowIndex, RowIndices, index_file, row_index
+from tokenfeed.server.storage.documents import (
+    RowIndex,
+    RowIndices,
+    index_file,
+    row_index,
+    row_indices,
+)
 from tokenfeed.server.storage.documents.numbers import HeldNumbers, MappedNumbers
 from tokenfeed.server.storage.documents.rows_builder import FileDocuments, rows_of_documents
 
@@ -56,7 +62,8 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 @pytest.fixture
-def indices(corpus: Corpus, place: str) -> Iterator[RowIndices]:
+def indices(corpus: Corpus, place: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RowIndices]:
+    monkeypatch.setattr(row_indices, "_WAIT_SECONDS", 60.0)
     with indices_of(corpus) as found:
         yield found
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tokenfeed.errors import CorpusChanged, InvalidCorpus, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.door import StorageOptions, door_of
 from tokenfeed.server.storage.formats import FormatOptions, read_layout
-from tokenfeed.server.storage.objects import buckets, door, object_bytes
+from tokenfeed.server.storage.objects import buckets, credentials, door, object_bytes
 from tokenfeed.server.storage.objects.counts import REQUESTS
 from tokenfeed.server.storage.objects.fetcher import Fetcher
 from tokenfeed.server.storage.objects.listing import LISTING
@@ -387,6 +388,7 @@ def test_a_profile_that_nothing_reads_is_an_error(
 ) -> None:
     """obstore reads no profiles; it would ask the metadata of an instance, and time out."""
     forget_buckets()
+    monkeypatch.setattr(credentials, "find_spec", lambda _: None)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_PROFILE", "research")
@@ -395,6 +397,37 @@ def test_a_profile_that_nothing_reads_is_an_error(
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert door_of(URLS[0]).exists(URLS[0])
     assert "authorization" not in store.requests[-1].headers
+
+
+@pytest.mark.parametrize(("profile", "key"), [("", "mine"), ("research", "theirs")])
+def test_boto3_reads_the_files_of_profiles(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, key: str
+) -> None:
+    """The store accepts only the key of that profile."""
+    forget_buckets()
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id = mine\naws_secret_access_key = secret\n"
+        "[research]\naws_access_key_id = theirs\naws_secret_access_key = secret\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    if profile:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+    store.accepted_keys = {key}
+    assert door_of(URLS[0]).exists(URLS[0])
+
+
+def test_a_profile_that_no_file_has_is_an_error(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the default one instead."""
+    forget_buckets()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(InvalidCorpus, match=r"the profile 'nobody' cannot be read: .*not be found"):
+        door_of(URLS[0]).exists(URLS[0])
 
 
 def test_who_pays_is_told_to_the_store(

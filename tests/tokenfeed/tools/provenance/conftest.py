@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import Serve
 from tests.support.seen_runs import SeenRun, Texts, local, meddled_with, served, write_all
 from tokenfeed.tools.__main__ import main
+from tokenfeed.tools.provenance import find
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -43,8 +44,9 @@ def checkpoint(run: SeenRun, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Run a command that prints a JSON object, and return it."""
+def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Run a command that prints a JSON object, and return it; a slow machine sees no progress."""
+    monkeypatch.setattr(find, "_PROGRESS_SECONDS", 600.0)
 
     def run(*words: object) -> dict[str, Any]:
         code = main([*map(str, words), "--json"])

@@ -416,7 +416,7 @@ def test_an_interrupted_manifest_leaves_no_half_file(
 
     with process:
         assert eventually(
-            lambda: any(each.stat().st_size > 0 for each in output.glob(".manifest*"))
+            lambda: any(each.stat().st_size > 0 for each in output.glob(".manifest*")), 60.0
         )
         process.send_signal(number)
         assert process.wait(timeout=10) != 0
