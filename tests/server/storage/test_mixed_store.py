@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,3 +215,34 @@ def test_only_stores_that_are_cold_are_advised(open_store: Open) -> None:
     assert mixed.cold
     stores[1].files.readahead.cold = False  # type: ignore[attr-defined]
     assert not mixed.cold
+
+
+@pytest.mark.parametrize(
+    ("resident", "told"),
+    [([True, False], [0, 3]), ([False, False], [3, 3]), ([True, True], [3, 3])],
+    ids=["one store", "both", "none any more"],
+)
+def test_a_gather_that_waited_is_told_to_the_stores_whose_rows_were_away(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch, resident: list[bool], told: list[int]
+) -> None:
+    """Only these are read ahead; if pages came meanwhile, it may have been any of them."""
+    stores = [open_store(tokens_of(100, seed=seed)) for seed in (0, 1)]
+    mixed = MixedStore(stores)
+    joint, heard = mixed._joint, [0, 0]
+    assert joint is not None
+
+    def waiting(*arguments: Any) -> int:
+        joint(*arguments)
+        return 3
+
+    def observe(index: int, waits: int) -> None:
+        heard[index] += waits
+
+    monkeypatch.setattr(mixed, "_joint", waiting)
+    for index, store in enumerate(stores):
+        monkeypatch.setattr(store.files, "seem_resident", lambda _, found=resident[index]: found)
+        monkeypatch.setattr(store.files, "observe", partial(observe, index))
+    spans = windows([(0, 0, 5), (1, 0, 9)])
+    block = gather_block(mixed, spans)
+    assert heard == told
+    assert block.tokens.tolist() == expected(stores, spans).tolist()
