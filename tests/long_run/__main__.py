@@ -221,13 +221,11 @@ class Growth(Run):
 
     def _change(self, trainers: Trainers, sample: int) -> None:
         length, last, _ = self.stream.stages[-1]
-        is_same = False
         at_sample = max(sample, last.first_sample) + self.chance.randrange(1, 500)
         change: int | list[int]
         if self.chance.random() < 0.3:
             change = [self.chance.randrange(0, 4), self.chance.randrange(0, 3)]
             change[self.chance.randrange(2)] += 1
-            is_same = change == last.weights
             weights = dict(zip(self.stream.names, change, strict=True))
             began, what = trainers.ask("change_mixture", weights, at_sample), "the mixture"
         else:
@@ -235,7 +233,7 @@ class Growth(Run):
             change = self.chance.choice(longer or CONTEXT_LENGTHS[:-1])
             began = trainers.ask("change_context_length", change, at_sample)
             what = "the context length"
-        if is_same:
+        if change == last.weights:
             assert began == last.first_sample
             self.happened["changes that changed nothing"] += 1
             return

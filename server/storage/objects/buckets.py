@@ -364,9 +364,9 @@ def _known_errors(url: Url) -> Iterator[None]:
         if "169.254.169.254" in text or "metadata.google.internal" in text:
             problem = "there are no credentials here"
             raise Denied(errno.EACCES, f"{problem}; {credentials.cure(url.scheme)}") from error
-        if any(word in text for word in _NOT_AS_ASKED):
-            raise Unranged(errno.EIO, _in_short(text)) from error
         problem = _in_short(text)
+        if any(word in text for word in _NOT_AS_ASKED):
+            raise Unranged(errno.EIO, problem) from error
         if _UNSENT in text and (endpoint := _endpoint_of(url.scheme)):
             problem = f"no store answers at {endpoint} ({problem})"
         raise Away(errno.EIO, problem) from error

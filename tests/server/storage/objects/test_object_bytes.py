@@ -383,48 +383,48 @@ def test_one_denied_object_leaves_the_connections_of_all(
     assert bucket._renewed == before + 1
 
 
-def test_a_profile_that_nothing_reads_is_an_error(
-    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """obstore reads no profiles; it would ask the metadata of an instance, and time out."""
+@pytest.fixture
+def keyless(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
+    """A store whose keys the environment does not have."""
     forget_buckets()
-    monkeypatch.setattr(credentials, "find_spec", lambda _: None)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    return store
+
+
+def test_a_profile_that_nothing_reads_is_an_error(
+    keyless: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """obstore reads no profiles; it would ask the metadata of an instance, and time out."""
+    monkeypatch.setattr(credentials, "find_spec", lambda _: None)
     monkeypatch.setenv("AWS_PROFILE", "research")
     with pytest.raises(InvalidCorpus, match=r"the profile 'research' .*boto3.*pip install boto3"):
         door_of(URLS[0]).exists(URLS[0])
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert door_of(URLS[0]).exists(URLS[0])
-    assert "authorization" not in store.requests[-1].headers
+    assert "authorization" not in keyless.requests[-1].headers
 
 
 @pytest.mark.parametrize(("profile", "key"), [("", "mine"), ("research", "theirs")])
 def test_boto3_reads_the_files_of_profiles(
-    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, key: str
+    keyless: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, key: str
 ) -> None:
     """The store accepts only the key of that profile."""
-    forget_buckets()
     (tmp_path / "credentials").write_text(
         "[default]\naws_access_key_id = mine\naws_secret_access_key = secret\n"
         "[research]\naws_access_key_id = theirs\naws_secret_access_key = secret\n"
     )
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     if profile:
         monkeypatch.setenv("AWS_PROFILE", profile)
-    store.accepted_keys = {key}
+    keyless.accepted_keys = {key}
     assert door_of(URLS[0]).exists(URLS[0])
 
 
 def test_a_profile_that_no_file_has_is_an_error(
-    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    keyless: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the default one instead."""
-    forget_buckets()
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(InvalidCorpus, match=r"the profile 'nobody' cannot be read: .*not be found"):
         door_of(URLS[0]).exists(URLS[0])
