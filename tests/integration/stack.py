@@ -120,7 +120,7 @@ class Stack:
             capture_output=True,
             text=True,
             env=self._environment,
-            timeout=60,
+            timeout=180,
         )
 
     def read_data(self, path: str) -> bytes:

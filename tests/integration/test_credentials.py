@@ -11,7 +11,7 @@ import trustme
 from tests.integration.engine import wait_until
 from tests.integration.stack import Offline, Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
 
 DESCRIBE = ("python", "-m", "client", "describe", "server-b:50051")
 

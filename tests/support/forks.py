@@ -59,7 +59,7 @@ def start_forks(
 
 
 def results(
-    process: subprocess.Popen[str], seconds: float = 60.0
+    process: subprocess.Popen[str], seconds: float = 120.0
 ) -> dict[tuple[object, ...], object]:
     """Wait for all forks, and return their results by their cases."""
     try:

@@ -146,12 +146,16 @@ def test_every_panel_of_the_dashboard_shows_something(server: Server, tmp_path: 
             list(channel.unary_stream(GET_BATCH)(refused, timeout=10))
         read_for(server.address, 1.0)
         expressions = list(panel_expressions(dashboard["panels"]))
-        empty = {each for each in expressions if not watcher.query(each)}
+        assert len(expressions) > 30
 
-    assert len(expressions) > 30
-    # Nobody was evicted, and there are no rows over documents.
-    metrics = {name for each in empty for name in re.findall(r"tokenfeed_\w+", each)}
-    assert metrics == {"tokenfeed_evictions_total", "tokenfeed_packing_progress_ratio"}
+        def metrics_of_empty_panels() -> set[str]:
+            empty = [each for each in expressions if not watcher.query(each)]
+            return {name for each in empty for name in re.findall(r"tokenfeed_\w+", each)}
+
+        # Nobody was evicted, and there are no rows over documents. A busy machine misses a scrape.
+        expected = {"tokenfeed_evictions_total", "tokenfeed_packing_progress_ratio"}
+        eventually(lambda: metrics_of_empty_panels() == expected)
+        assert metrics_of_empty_panels() == expected
 
 
 def panel_expressions(panels: Iterable[dict[str, object]]) -> Iterator[str]:

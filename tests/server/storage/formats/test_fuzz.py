@@ -50,7 +50,7 @@ def test_a_header_that_is_not_checked_is_found() -> None:
 
 def test_a_header_that_is_read_for_ever_is_found() -> None:
     """With the input, so that the cause can be found."""
-    answer = fuzz("--examples", "3000", "--plant", "hang", "--seconds", "0.5")
+    answer = fuzz("--examples", "3000", "--plant", "hang", "--seconds", "3")
 
     assert answer.returncode == 1
     assert "FOUND with --seed 1: Hung: still reading Seeds(name='llmc.bin'" in answer.stdout
