@@ -58,12 +58,10 @@ def start_forks(
     )
 
 
-def results(
-    process: subprocess.Popen[str], seconds: float = 120.0
-) -> dict[tuple[object, ...], object]:
+def results(process: subprocess.Popen[str]) -> dict[tuple[object, ...], object]:
     """Wait for all forks, and return their results by their cases."""
     try:
-        stdout, stderr = process.communicate(timeout=seconds)
+        stdout, stderr = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
         process.kill()
         raise

@@ -154,8 +154,7 @@ def test_every_panel_of_the_dashboard_shows_something(server: Server, tmp_path: 
 
         # Nobody was evicted, and there are no rows over documents. A busy machine misses a scrape.
         expected = {"tokenfeed_evictions_total", "tokenfeed_packing_progress_ratio"}
-        eventually(lambda: metrics_of_empty_panels() == expected)
-        assert metrics_of_empty_panels() == expected
+        assert eventually(lambda: metrics_of_empty_panels() == expected), metrics_of_empty_panels()
 
 
 def panel_expressions(panels: Iterable[dict[str, object]]) -> Iterator[str]:
