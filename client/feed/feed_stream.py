@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -39,7 +40,7 @@ from .stats import FeedPosition, SourceStats, source_stats
 _LOG = logging.getLogger("tokenfeed.client")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FeedStream:
     """What a feed reads, and how far it is. A feed whose stream changes replaces the whole value:
     other threads and signal handlers see all of a change, or nothing of it.
@@ -160,7 +161,7 @@ class FeedStream:
         """Tokens of x in a row that is read now."""
         return self.rest.stages[self.rest.place_of(self.cursor.sample)].context_length
 
-    @property
+    @cached_property
     def length_end(self) -> int:
         """The first sample at another context length than that which is read now; 2^63 if there is
         none.
