@@ -118,6 +118,8 @@ class TokenFeed:
             began_at = time.monotonic()
             call.client_name = printable(message.client_name)
             producer = self._open(*from_message(message))
+            if not context.is_active():
+                return  # its client may have said meanwhile that its stream has ended
             caller = Caller(str(context.peer()), call.client_name)
             _LOG.debug("call opened peer=%s client=%r", *caller)
             with self._activity.call(producer, caller, began_at, Hints.of(message)) as activity:

@@ -128,6 +128,8 @@ class Spans:
         """Return the spans of consecutive rows, without a copy."""
         first, end, _ = rows.indices(len(self))
         end = max(first, end)
+        if end - first == len(self):
+            return self
         whole, first_row = self.whole
         part = Part(whole, first_row + first)
         pieces = self.pieces

@@ -126,17 +126,21 @@ def test_a_server_serves_a_store(
 
 
 def test_a_server_tells_its_operators_what_it_asks_a_store_for(
-    corpora: dict[str, Corpus], serve: Serve, capsys: pytest.CaptureFixture[str]
+    corpora: dict[str, Corpus], serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each request is on the bill."""
+    """Each request is on the bill, and whether its cache helps."""
     corpus = corpora["datatrove"]
-    address = serve(*[remote(corpus, word) for word in corpus.words]).address
+    cache = ["--object-cache", str(tmp_path), "--object-cache-bytes", str(size_of(64))]
+    address = serve(*[remote(corpus, word) for word in corpus.words], *cache).address
     rows_of(address, order="shuffled")
 
     assert main(["top", address, "--json"]) == 0
 
-    told = json.loads(capsys.readouterr().out)["object_requests"]
-    requests = {each["reason"]: (each["requests"], each["bytes"]) for each in told}
+    told = json.loads(capsys.readouterr().out)
+    assert told["object_cache"]["size_bytes"] == size_of(64)
+    requests = {
+        each["reason"]: (each["requests"], each["bytes"]) for each in told["object_requests"]
+    }
     assert requests.keys() >= {"row", "index"}
     assert requests["row"][0] > 0
     assert requests["row"][1] > 0

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -34,6 +35,7 @@ from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.rpc import listener
 from tokenfeed.server.rpc.activity.tracker import Activity
 from tokenfeed.server.rpc.admission import AdmissionControl, StreamLimits
+from tokenfeed.server.rpc.frame_producer import FrameProducer
 from tokenfeed.server.rpc.service import TokenFeed
 from tokenfeed.server.storage.documents import Delimiters, document_search
 from tokenfeed.server.storage.store import TokenStore
@@ -41,7 +43,7 @@ from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import CONTRACT_REVISION
+from tokenfeed.wire.request import CONTRACT_REVISION, AnyRequest, Expected
 from tokenfeed.wire.request import Request as BatchRequest
 
 CALL_SECONDS = 10.0
@@ -1062,3 +1064,36 @@ def test_a_call_above_the_limit_is_told_to_retry(datasets: dict[str, Dataset]) -
         waiting.start()
         assert [len(part) for part in waiting.peek(2) or ()] == [2]
         waiting.close()
+
+
+def test_a_call_that_is_late_and_cancelled_does_not_revive_its_stream(
+    datasets: dict[str, Dataset],
+) -> None:
+    """A busy server may open the stream of a cancelled call behind the goodbye of its client."""
+    has_come, may_open, ends = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    class Late(TokenFeed):
+        """Opens the stream of a call with rows when it may, and tells the end of each call."""
+
+        def _send_rows(self, *arguments: Any) -> Iterator[bytes]:
+            try:
+                yield from super()._send_rows(*arguments)
+            finally:
+                ends.release()
+
+        def _open(self, request: AnyRequest, expected: Expected) -> FrameProducer:
+            if request.row_count:
+                has_come.set()
+                assert may_open.wait(CALL_SECONDS)
+            return super()._open(request, expected)
+
+    with serving(datasets, kind=Late) as peer:
+        ask = peer.channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
+        late = ask(asking().SerializeToString())
+        assert has_come.wait(CALL_SECONDS)
+        late.cancel()
+        assert peer.frames(asking(num_batches=0, is_last=True)) == []
+        may_open.set()
+        assert all(ends.acquire(timeout=CALL_SECONDS) for _ in range(2))
+        (stream,), _ = peer.activity.streams(9)
+    assert stream.has_ended

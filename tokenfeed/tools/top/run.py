@@ -217,6 +217,8 @@ def _values(message: Message) -> dict[str, Any]:
             value = None
         elif field.type == field.TYPE_BYTES:
             value = value.hex()
+        elif isinstance(value, Message):
+            value = _values(value)
         elif field.message_type is not None:
             value = [_values(each) for each in value]
         elif not isinstance(value, (bool, int, float, str)):
