@@ -36,6 +36,15 @@ class LocalTarget:
     words: tuple[tuple[str, ...], ...]
     options: Mapping[str, str]
 
+    def is_remote(self, dataset: str) -> bool:
+        """Return whether files of a dataset are in an object store, or on a web server."""
+        paths = {}
+        for first, *others in self.words:
+            name = named[0] if (named := _NAMED.match(first)) else ""
+            paths[name] = first.removeprefix(name), *others
+        # The name of a corpus that was given none is found in its files.
+        return any(map(_URL.match, paths.get(f"{dataset}=") or paths.get("", ())))
+
 
 def is_local_target(targets: Targets) -> bool:
     """Return whether targets are files or objects.  Raises: InvalidRequest if only some of them

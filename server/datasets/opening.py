@@ -245,7 +245,7 @@ def log_opened(dataset: Dataset) -> None:
             "%s opened dataset=%s files=%d first=%s read=%s",
             plane.name,
             dataset.name,
-            plane.file_count,
+            len(plane.store.shards),
             log_safe_name(plane.store.shards[0].path),
             plane.store.files.kind,
         )

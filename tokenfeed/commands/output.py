@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import TextIO
 
 from tokenfeed.errors import TokenfeedError, WriteFailed
@@ -30,14 +31,6 @@ def require_stdout() -> TextIO:
     return sys.stdout
 
 
-def stdout_of_any_path() -> None:
-    """Let stdout escape what it cannot encode: a path may contain bytes that are not text.
-
-    Raises: WriteFailed if it is closed.
-    """
-    require_stdout().reconfigure(errors="backslashreplace")  # type: ignore[attr-defined]
-
-
 def flush_stdout() -> None:
     """Write what is buffered, unless stdout is closed.  Raises: OSError."""
     if sys.stdout is not None:
@@ -55,11 +48,14 @@ def print_stdout_error(error: OSError) -> int:
 
 
 def exit_code(run: Callable[[], int | None], *, interrupted: str = "") -> int:
-    """Run a command, and report how it ended.
+    """Run a command, and report how it ended. Stdout escapes what it cannot encode: a path may
+    contain bytes that are not text, and a name signs that the terminal does not know.
 
     run: does it, and returns its exit code; None is 0.  interrupted: to be said after Ctrl-C.
     Returns: the exit code, 1 after an error in one line, 130 after Ctrl-C.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = run()
         flush_stdout()

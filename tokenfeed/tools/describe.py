@@ -6,6 +6,7 @@ import argparse
 import shlex
 
 from tokenfeed.client.feed.mixture.recipe import long_argument
+from tokenfeed.client.runtime.arguments import text
 from tokenfeed.client.source.file_target import is_local_target, parse_local_target
 from tokenfeed.client.source.plane_selection import plane_name
 from tokenfeed.client.transport.channel import describe
@@ -29,7 +30,7 @@ def run_describe(arguments: argparse.Namespace) -> None:
     described = describe(
         arguments.target,
         arguments.context_length,
-        dataset=arguments.dataset,
+        dataset=text("dataset", arguments.dataset),
         order=order,
         long_documents=long_argument(order, arguments.long) if order else "",
         timeout_seconds=WAIT_SECONDS,

@@ -13,7 +13,7 @@ import numpy as np
 
 from tokenfeed.commands import program
 from tokenfeed.commands.decoding import decoder
-from tokenfeed.commands.output import exit_code, stdout_of_any_path
+from tokenfeed.commands.output import exit_code, require_stdout
 from tokenfeed.server.cli.dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
-    stdout_of_any_path()
+    require_stdout()
     source, options = parse_dataset(arguments)
     checks, storage = TokenChecks(options.vocab_size, serves=False), StorageOptions(options.read)
     with closing(
@@ -81,7 +81,7 @@ def show(dataset: Dataset, tokens_shown: int, tokenizer: str | None) -> None:
         print(f"  documents: {known.count:,}, known for {known.file_count:,} file(s)")
     if (mask := dataset.loss_mask) is not None:
         path = mask.store.shards[0].path
-        print(f"  loss masks: of {mask.file_count:,} file(s), the first is {path}")
+        print(f"  loss masks: of {len(mask.store.shards):,} file(s), the first is {path}")
         print(f"  targets: {mask.targets_in_words()}")
     if ids := ids_beside([shard.path for shard in store.shards]):
         print(f"  document ids: of {len(ids):,} file(s), the first is {ids[0]}")

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 
 from tokenfeed.commands import program
-from tokenfeed.commands.output import exit_code, stdout_of_any_path
+from tokenfeed.commands.output import exit_code, require_stdout
 from tokenfeed.errors import InvalidRequest, WriteFailed
 from tokenfeed.sampling.document_rows import RowsKey
 from tokenfeed.sampling.orders import latest, packed_v1, padded_v1
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    stdout_of_any_path()
+    require_stdout()
     key = key_of(arguments.order, arguments.context_length, arguments.long)
     source, options = parse_dataset(arguments)
     # Before a thread is started: workers are forks.

@@ -128,6 +128,12 @@ class Seconds:
         """Add a total."""
         self._totals.append((now, total))
 
+    def of_nothing(self) -> Seconds:
+        """Return these times of something that was first counted later: a total of 0 at each."""
+        found = Seconds()
+        found._totals.extend((at, 0) for at, _ in self._totals)
+        return found
+
     def each(self) -> list[int]:
         """Return what was added to the total in each second, the latest one last."""
         totals = [total for _, total in self._totals]

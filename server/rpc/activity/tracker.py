@@ -71,11 +71,11 @@ class Activity:
         now = time.monotonic()
         ended = []
         with self._lock:
-            self._frame_seconds.add(now, self._frame_bytes())
             for dataset, (rows, token_bytes) in self._by_dataset().items():
-                seconds = self._dataset_seconds.setdefault(dataset, (Seconds(), Seconds()))
-                seconds[0].add(now, rows)
-                seconds[1].add(now, token_bytes)
+                of_rows, of_bytes = self._dataset_seconds.setdefault(dataset, self._unsent())
+                of_rows.add(now, rows)
+                of_bytes.add(now, token_bytes)
+            self._frame_seconds.add(now, self._frame_bytes())
             for stream in list(self._streams.values()):
                 if stream.calls or now - stream.moved_at < LINE_SECONDS:
                     stream.read(now)
@@ -107,13 +107,16 @@ class Activity:
 
     def streams(self, most: int) -> tuple[list[pb.StreamStatus], int]:
         """Return streams, and how many others there are.  most: to return. Those with a call come
-        first, of these the one that moved longest ago; then the others, the latest first.
+        first, of these the one that moved longest ago; then those without, the latest first; at
+        last those that have ended, the latest first.
         """
         now = time.monotonic()
         with self._lock:
             found = sorted(
                 self._streams.values(),
-                key=lambda one: (0, one.moved_at) if one.calls else (1, -one.moved_at),
+                key=lambda one: (
+                    (0, one.moved_at) if one.calls else (1 + one.has_ended, -one.moved_at)
+                ),
             )
             return [stream.status(now) for stream in found[:most]], max(0, len(found) - most)
 
@@ -126,12 +129,16 @@ class Activity:
 
     def sent_of(self, dataset: str) -> Sent:
         """Return what was sent of a dataset."""
-        now, unknown = time.monotonic(), (Seconds(), Seconds())
+        now = time.monotonic()
         with self._lock:
             rows, token_bytes = self._by_dataset().get(dataset, (0, 0))
-            of_rows, of_bytes = self._dataset_seconds.get(dataset, unknown)
+            of_rows, of_bytes = self._dataset_seconds.get(dataset) or self._unsent()
             rates = of_rows.rate(now, rows), of_bytes.rate(now, token_bytes)
             return Sent(rows, token_bytes, *rates, of_bytes.each())
+
+    def _unsent(self) -> tuple[Seconds, Seconds]:
+        """Return the rows and bytes of a dataset of which nothing was sent yet."""
+        return self._frame_seconds.of_nothing(), self._frame_seconds.of_nothing()
 
     def _frame_bytes(self) -> int:
         return sum(each.frame_bytes for each in self._frames.values())

@@ -183,6 +183,14 @@ def test_a_plan_tells_what_the_store_bills(
     assert "in whole blocks, by order blocks: 35 GETs, 36,003,840 bytes" in printed
     assert "in whole blocks, once: 23 GETs, 23,998,464 bytes" in printed
 
+    # What is on a disk here is on no bill.
+    np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "local.bin")
+    mixture.write_text("[weights]\nlocal = 1\ntrain = 1\n")
+    both = f"file:local={tmp_path / 'local.bin'},train=s3://bucket/a.bin?dtype=uint16"
+    words = ["plan", str(mixture), both, "--tokens=1_000_000", "--context-length", "2048"]
+    assert tools(words) == 0
+    assert "row by row, without a cache: 245 GETs, 1,003,520 bytes" in capsys.readouterr().out
+
 
 def metrics(server: Server) -> dict[str, float]:
     address = server.stderr.partition("metrics address=")[2].split()[0]

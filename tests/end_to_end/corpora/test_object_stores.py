@@ -125,6 +125,17 @@ def test_a_server_serves_a_store(
         require_same(rows_of(address, **ranks), rows_of(corpus.target, **ranks))
 
 
+def test_inspect_shows_the_loss_masks_of_a_store(
+    corpora: dict[str, Corpus], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many as there are files, although none of them is looked at again."""
+    corpus = corpora["datatrove"]
+    words = [remote(corpus, word).removeprefix("train=") for word in corpus.words[1:]]
+    assert inspect.main(words) == 0
+    said = capsys.readouterr().out
+    assert f"  loss masks: of {len(words)} file(s), the first is {words[0]}.loss\n" in said
+
+
 def test_a_server_tells_its_operators_what_it_asks_a_store_for(
     corpora: dict[str, Corpus], serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

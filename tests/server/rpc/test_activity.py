@@ -26,7 +26,7 @@ from tokenfeed.server.rpc.frame_producer import EncodedFrame, FrameProducer, Sch
 from tokenfeed.stream.position import Position
 from tokenfeed.stream.stream import Stream
 from tokenfeed.wire import frame
-from tokenfeed.wire.request import Request
+from tokenfeed.wire.request import NO_HINTS, Hints, Request
 
 ROW_BYTES = 18
 
@@ -63,10 +63,15 @@ def made(end_row: int, row_count: int = 4) -> EncodedFrame:
 
 @contextmanager
 def calling(
-    activity: Activity, clock: Clock, name: str = "run-1", port: int = 1, **asked: int
+    activity: Activity,
+    clock: Clock,
+    name: str = "run-1",
+    port: int = 1,
+    hints: Hints = NO_HINTS,
+    **asked: int,
 ) -> Iterator[CallActivity]:
     caller = Caller(f"ipv4:10.0.0.1:{port}", name)
-    with activity.call(producer(**asked), caller, clock.now) as call:
+    with activity.call(producer(**asked), caller, clock.now, hints) as call:
         yield call
 
 
@@ -248,6 +253,39 @@ def test_clients_that_hang_are_listed_before_those_that_ended(clock: Clock) -> N
 
     assert [one.client_name for one in streams] == ["hangs", "reads", "ended 4"]
     assert omitted == 4
+
+
+def test_those_that_may_come_back_are_listed_before_those_that_ended(clock: Clock) -> None:
+    """A thousand evaluations that are over do not hide a trainer without a call."""
+    activity = Activity()
+    with calling(activity, clock, name="pauses") as call:
+        send(call, clock, 4, 0.1, 0.1)
+    for number in range(5):
+        with calling(activity, clock, hints=Hints(is_last=True), name=f"over {number}") as other:
+            send(other, clock, 4, 0.1, 0.1)
+
+    streams, omitted = activity.streams(2)
+
+    assert [one.client_name for one in streams] == ["pauses", "over 4"]
+    assert omitted == 4
+
+
+def test_what_is_sent_first_of_a_dataset_counts_for_its_rate(clock: Clock) -> None:
+    """A dataset may be read long after the start; its first second may be its only one."""
+    activity = Activity()
+    for _ in range(30):
+        clock.now += 1
+        activity.tick()
+    clock.now += 0.5
+    with calling(activity, clock) as call:
+        send(call, clock, 4, 0.0, 0.0)
+    clock.now += 0.5
+    before = activity.sent_of("train")
+    activity.tick()
+    after = activity.sent_of("train")
+
+    assert before.rows_per_second == pytest.approx(0.4)
+    assert after.second_bytes == [0] * 29 + [4 * ROW_BYTES]
 
 
 def test_clients_that_change_their_names_do_not_fill_the_memory(clock: Clock) -> None:

@@ -127,6 +127,8 @@ def test_commands_read_long_documents_as_a_feed_does(
     [
         (["describe", "localhost"], "write HOST:PORT"),
         (["describe", "localhost:1"], "localhost:1"),
+        (["describe", "localhost:1", "--dataset", "\udcff"], r"--dataset: '\udcff' is not text"),
+        (["top", "file:train.bin"], "target: is not a server"),
         (["describe", "localhost:1", "--order", "packed"], "--order: needs --context-length"),
         (["describe", "localhost:1", "--long", "cut"], "--long: needs --order"),
         (
@@ -167,6 +169,19 @@ def test_a_refusal_of_the_server_is_shown(
     assert main(["show", server.address, "--context-length", "10"]) == 1
 
     assert "--context-length: 10 is not in [1, 10)" in capsys.readouterr().err
+
+
+def test_a_name_that_stdout_cannot_encode_is_escaped(
+    serve: Serve, write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal of another language a command goes on."""
+    server = serve("--data", write_tokens(range(1, 100), "naïve.bin"))
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+
+    assert main(["describe", server.address]) == 0
+
+    assert b"\ndataset na\\xefve\n" in written.getvalue()
 
 
 def test_every_command_has_help() -> None:

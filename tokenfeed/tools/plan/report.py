@@ -26,8 +26,8 @@ class Report:
     source, by the history of a state; None without one.  first_batch: is that of this history,
     above 0 if older ones were dropped.  target_shares: tell of each source, by its number, the
     share of the positions of x that have a target, before any loss mask: 1 for windows.
-    token_bytes: are those of each source, by its number.  prices: are those of the object store
-    that is read; None without one.
+    object_bytes: are those of a token of each source in an object store, by its number.  prices:
+    are those of that store.
     """
 
     planned: Forecast
@@ -37,8 +37,8 @@ class Report:
     seen: Mapping[str, SourceStats] | None
     first_batch: int
     target_shares: Mapping[int, Fraction]
-    token_bytes: Mapping[int, int]
-    prices: Prices | None
+    object_bytes: Mapping[int, int]
+    prices: Prices
 
     # --- plain values ---
 
@@ -141,16 +141,17 @@ class Report:
         """Return what the tokens cost in an object store: GETs, bytes and dollars, by how they are
         read. Nothing without one.
         """
-        if self.prices is None:
+        if not self.object_bytes:
             return {}
-        planned, size, once = self.planned, 0, 0
-        for number, tokens in planned.tokens.items():
-            row_bytes = planned.stream.context_length * self.token_bytes[number]
-            source_bytes = tokens * self.token_bytes[number]
+        planned, samples, size, once = self.planned, 0, 0, 0
+        for number, token_bytes in self.object_bytes.items():
+            row_bytes = planned.stream.context_length * token_bytes
+            source_bytes = planned.tokens[number] * token_bytes
+            samples += planned.samples[number]
             size += source_bytes
             once += min(source_bytes, planned.rows.get(number, 0) * row_bytes or source_bytes)
         parts = {
-            "row by row, without a cache": (sum(planned.samples.values()), size),
+            "row by row, without a cache": (samples, size),
             "in whole blocks, by order blocks": (-(-size >> 20), size),
             "in whole blocks, once": (-(-once >> 20), once),
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from tokenfeed.client.feed.state_differences import require_saved_corpus
 from tokenfeed.client.feed.stats import source_stats
 from tokenfeed.client.runtime.arguments import amount, shown
 from tokenfeed.client.source.datasets import Datasets
+from tokenfeed.client.source.file_target import is_local_target, parse_local_target
 from tokenfeed.client.source.open_source import open_to_look
 from tokenfeed.client.source.server_check import (
     Descriptions,
@@ -47,8 +47,6 @@ from .. import WAIT_SECONDS
 from .forecast import forecast
 from .report import Report
 
-_OBJECTS = re.compile(r"\b(s3|gs|az|https)://")
-
 
 def run_plan(arguments: argparse.Namespace) -> None:
     """Print what a mixture will do."""
@@ -69,6 +67,7 @@ def _report(
 ) -> Report:
     """Return what is printed.  opened: closes opened datasets.  Raises: TokenfeedError."""
     saved, (stream, counts) = asked.saved, _known(target, asked, opened)
+    files = parse_local_target(target) if is_local_target(target) else None
     numbers = asked.stream.numbers if saved is None else stream.rest(asked.first_sample).numbers
     rows, described = counts(stream.context_length), counts.by_number
     max_epochs = asked.definition.max_epochs if asked.definition else {}
@@ -92,8 +91,12 @@ def _report(
             number: target_share(stream.sources[number], described[number], stream.context_length)
             for number in numbers
         },
-        token_bytes={number: described[number].token_bytes for number in numbers},
-        prices=arguments.object_prices if _OBJECTS.search(target) else None,
+        object_bytes={
+            number: described[number].token_bytes
+            for number in numbers
+            if files is not None and files.is_remote(stream.sources[number].dataset)
+        },
+        prices=arguments.object_prices,
     )
 
 

@@ -24,7 +24,6 @@ from tokenfeed.errors import BadFrame, Deleted, InvalidRequest
 from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.v1 import provenance_pb2 as pb
 
-from ..top.screen import encodable
 from .run_context import ROWS_END, RunContext, read_run
 from .runs import Segment, StepRow, future, places_of, rows_of_step
 from .target import QUESTION_SECONDS, Target, request_of
@@ -56,15 +55,15 @@ def run_explain(arguments: argparse.Namespace) -> None:
             print(json.dumps(_plain(context, chosen, list(explained))))
             return
         stages = _stages(context, chosen)
-        print(encodable(f"{chosen.title}, {context.words}"))
+        print(f"{chosen.title}, {context.words}")
         for record in explained:
-            print(encodable("\n".join(_lines(record))))
+            print("\n".join(_lines(record)))
         for stage in stages:
             for name, tokens in stage["left_out_tokens"].items():
                 begin = f"rows of {stage['context_length']:,} tokens began at sample"
                 count = "an unknown number of" if tokens is None else f"{tokens:,}"
                 left = f"{stage['first_sample']:,}, and left out {count} tokens of"
-                print(encodable(f"{begin} {left} {escaped(name)}"))
+                print(f"{begin} {left} {escaped(name)}")
     if chosen.left_out:
         print(f"{counted(chosen.left_out, 'row')} left out; --rows-max prints more")
 

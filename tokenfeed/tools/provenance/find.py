@@ -26,7 +26,6 @@ from tokenfeed.stream.position import SAMPLE_END, require_range
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import provenance_pb2 as pb
 
-from ..top.screen import encodable
 from .run_context import ROWS_END, RunContext, read_run
 from .runs import Segment, future, places_of, segments
 from .target import Target
@@ -52,7 +51,7 @@ def run_find(arguments: argparse.Namespace) -> None:
         context = read_run(arguments, target)
         numbers = _numbers_of(context, text("dataset", arguments.dataset))
         found = _found(context, arguments, numbers, what)
-    print(json.dumps(found) if arguments.json else encodable("\n".join(_lines(found))))
+    print(json.dumps(found) if arguments.json else "\n".join(_lines(found)))
 
 
 def _what(arguments: argparse.Namespace) -> pb.FindRequest:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from tokenfeed.commands import program
-from tokenfeed.commands.output import exit_code, stdout_of_any_path
+from tokenfeed.commands.output import exit_code, require_stdout
 from tokenfeed.server.cli.dataset_options import PLANE_OPTIONS, add_dataset_arguments, parse_dataset
 from tokenfeed.server.storage.door import StorageOptions, door_of
 
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    stdout_of_any_path()
+    require_stdout()
     require_wait(arguments.wait, arguments.wait_seconds, erases=arguments.erase)
     found = redact(arguments)
     print(json.dumps(found.facts(), indent=1) if arguments.json else found.text(), flush=True)

@@ -201,8 +201,9 @@ def _content_of(dataset: Dataset) -> ListContent:
     lists = _lists_of(dataset)
     content = lists.content_now()
     if content is None:
-        cure = "pass --document, --id or --range"
-        raise NotFound(lists.path, f"there is no list yet; {cure}")
+        cure = "pass --document, --id or --range" if lists.path else "pass --list"
+        subject = lists.path or dataset.store.shards[0].path
+        raise NotFound(subject, f"there is no list yet; {cure}")
     return content
 
 

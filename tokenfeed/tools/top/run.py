@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from tokenfeed.client.runtime.arguments import seconds
 from tokenfeed.client.runtime.threads import Outcome
+from tokenfeed.client.source.file_target import is_local_target
 from tokenfeed.client.transport.credentials import with_environment
 from tokenfeed.commands.status import words
 from tokenfeed.commands.status.attention import judge
@@ -45,6 +46,8 @@ def run_top(arguments: argparse.Namespace) -> None:
     count = arguments.count
     if count is not None and count < 1:
         raise InvalidRequest("count", f"{count} is not at least 1")
+    if is_local_target(arguments.target):
+        raise InvalidRequest("target", "is not a server")
     source = OneServer(
         arguments.target,
         with_environment(token=TOKEN_VARIABLE),

@@ -14,6 +14,7 @@ from client import InvalidRequest
 from tests.support import reference
 from tests.support.stages import SEEDS, AskedStage, asked_stages, stages_of
 from tokenfeed.client.feed.mixture.samples_per_block import proportions, samples_per_block
+from tokenfeed.commands.prices import Prices
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.stream.stage import FIRST_PREVIOUS, Share, Source, Stage
@@ -244,7 +245,7 @@ def test_the_steps_by_which_a_longer_context_is_late_have_the_tokens_of_the_firs
     found = forecast(
         Stream(0, (source,), stages), {0: 1000}, first_sample=0, end_sample=150, max_epochs={}
     )
-    report = Report(found, {}, 0, 10, None, 0, {0: Fraction(1)}, {0: 2}, None)
+    report = Report(found, {}, 0, 10, None, 0, {0: Fraction(1)}, {}, Prices())
 
     assert [stage["delay_steps"] for stage in report.plain()["stages"]] == [0, 6, 18]
     assert report.text().splitlines()[0].endswith("8, then 16 tokens a sample")
