@@ -71,9 +71,8 @@ def seaweed(folder: Path, volume_mib: int = 64) -> Iterator[Seaweed]:
         process.kill()  # it would drain for seconds
         process.wait()
         for port in ports.values():
-            for name in ("master", "volume", "filer"):
-                with suppress(OSError):
-                    os.unlink(f"/tmp/seaweedfs-{name}-grpc-{port}.sock")
+            for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                path.unlink(missing_ok=True)
 
 
 def _takes(store: S3Store, process: subprocess.Popen[bytes]) -> bool:
