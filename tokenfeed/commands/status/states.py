@@ -79,9 +79,12 @@ def _state(stream: pb.StreamStatus, lost: Set[str], samples_behind: int) -> Stat
         return State.UNSERVED
     if samples_behind * stream.context_length > _BEHIND_TOKENS * stream.world_size:
         return State.BEHIND
+    waits = stream.waits_for_server >= _STARVED_SHARE
     if not stream.calls and stream.tokens_per_second <= 0:
+        if waits:
+            return State.STARVED  # its calls ended without a row; it comes again
         return State.SILENT if _is_silent(stream) else State.SATISFIED
-    if stream.age_seconds >= _SETTLED_SECONDS and stream.waits_for_server >= _STARVED_SHARE:
+    if waits and stream.age_seconds >= _SETTLED_SECONDS:
         return State.STARVED
     return State.READING
 

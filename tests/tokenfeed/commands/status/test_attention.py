@@ -111,6 +111,13 @@ def test_a_client_that_mostly_waits_for_the_server_is_a_warning() -> None:
     ]
 
 
+def test_a_client_whose_calls_fail_waits_too() -> None:
+    """While a storage cannot be read, a call ends without a row, and its client comes again."""
+    tries = stream(calls=0, tokens_per_second=0.0, age_seconds=5.0, waits_for_server=0.97)
+
+    assert states(status(streams=[tries])) == [State.STARVED]
+
+
 def test_a_rank_far_behind_its_peers_is_named() -> None:
     """Ranks that take the same steps cannot be further apart than what they hold."""
     run = ranks(8)
