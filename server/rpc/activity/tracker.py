@@ -72,7 +72,7 @@ class Activity:
         ended = []
         with self._lock:
             for dataset, (rows, token_bytes) in self._by_dataset().items():
-                of_rows, of_bytes = self._dataset_seconds.setdefault(dataset, self._unsent())
+                self._dataset_seconds[dataset] = of_rows, of_bytes = self._seconds_of(dataset)
                 of_rows.add(now, rows)
                 of_bytes.add(now, token_bytes)
             self._frame_seconds.add(now, self._frame_bytes())
@@ -132,13 +132,14 @@ class Activity:
         now = time.monotonic()
         with self._lock:
             rows, token_bytes = self._by_dataset().get(dataset, (0, 0))
-            of_rows, of_bytes = self._dataset_seconds.get(dataset) or self._unsent()
+            of_rows, of_bytes = self._seconds_of(dataset)
             rates = of_rows.rate(now, rows), of_bytes.rate(now, token_bytes)
             return Sent(rows, token_bytes, *rates, of_bytes.each())
 
-    def _unsent(self) -> tuple[Seconds, Seconds]:
-        """Return the rows and bytes of a dataset of which nothing was sent yet."""
-        return self._frame_seconds.of_nothing(), self._frame_seconds.of_nothing()
+    def _seconds_of(self, dataset: str) -> tuple[Seconds, Seconds]:
+        """Return the rows and bytes of a dataset; 0 in all seconds before its first ones."""
+        none = self._frame_seconds.of_nothing
+        return self._dataset_seconds.get(dataset) or (none(), none())
 
     def _frame_bytes(self) -> int:
         return sum(each.frame_bytes for each in self._frames.values())

@@ -144,9 +144,10 @@ class Report:
         if not self.object_bytes:
             return {}
         planned, samples, size, once = self.planned, 0, 0, 0
+        tokens = planned.tokens
         for number, token_bytes in self.object_bytes.items():
             row_bytes = planned.stream.context_length * token_bytes
-            source_bytes = planned.tokens[number] * token_bytes
+            source_bytes = tokens[number] * token_bytes
             samples += planned.samples[number]
             size += source_bytes
             once += min(source_bytes, planned.rows.get(number, 0) * row_bytes or source_bytes)
