@@ -19,6 +19,7 @@ if __name__ == "client":
     from tokenfeed._links import short_path
 
     __path__ = short_path("client")
+    import_module("tokenfeed.client")  # before its modules: another thread may be importing it
 
 from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.client.transport.timeouts import Timeouts

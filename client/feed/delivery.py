@@ -427,8 +427,9 @@ def _no_state() -> NoReturn:
 
 def _is_in_worker() -> bool:
     """Return whether this is a worker process of a DataLoader; does not import torch."""
-    loading = sys.modules.get("torch.utils.data")
-    return loading is not None and loading.get_worker_info() is not None
+    # Another thread may be importing torch: what has no such function yet has no workers.
+    get_worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    return get_worker_info is not None and get_worker_info() is not None
 
 
 def note_of(stream: FeedStream) -> Note:

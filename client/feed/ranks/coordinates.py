@@ -117,8 +117,9 @@ def _torch_distributed() -> DataParallel | None:
 
 def has_process_group() -> bool:
     """Return whether torch.distributed is initialized; does not import it."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    # Missing in a torch that was built without it, and while another thread imports torch.
+    is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def _launched(environment: Mapping[str, str]) -> DataParallel:

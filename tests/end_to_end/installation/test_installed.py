@@ -293,6 +293,33 @@ def test_threads_that_import_at_the_same_moment_get_the_same_names(
         run(where, tmp_path, sys.executable, "-W", "error", "-c", code)
 
 
+def test_a_thread_that_imports_the_short_name_waits_for_the_long_one(tmp_path: Path) -> None:
+    """In a checkout both have the same file, and Python imports a module behind its package's back.
+
+    The second thread begins when the first has the lock of the package, and no module yet.
+    """
+    code = (
+        "import importlib, threading\n"
+        "from importlib.machinery import SourceFileLoader\n"
+        "found = []\n"
+        "def work(name):\n"
+        "    found.append(importlib.import_module(name).Timeouts)\n"
+        "def create_module(loader, spec):\n"
+        "    if spec.name == 'tokenfeed.client':\n"
+        "        second.start()\n"
+        "        second.join(0.5)\n"
+        "SourceFileLoader.create_module = create_module\n"
+        "names = ('tokenfeed.client', 'client')\n"
+        "first, second = (threading.Thread(target=work, args=(name,)) for name in names)\n"
+        "first.start()\n"
+        "first.join(20)\n"
+        "second.join(20)\n"
+        "assert len(found) == 2 and len(set(found)) == 1, found\n"
+    )
+
+    run(ROOT, tmp_path, sys.executable, "-W", "error", "-c", code)
+
+
 def test_a_foreign_module_of_a_short_name_stays_what_it_is(installed: Path, hostile: Path) -> None:
     """It is the trainer's own, and ours is still there by the long name."""
     (hostile / "client.py").write_text("MINE = 1\n")

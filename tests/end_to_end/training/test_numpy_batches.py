@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -320,3 +321,14 @@ def test_a_machine_without_torch_reads(
     shapes, stats = done.stdout.splitlines()
     assert shapes.startswith("(5, 11) (5, 12) [0, 1, 2, 3, 4] ")
     assert stats == "1 True"
+
+
+def test_a_feed_opens_while_another_thread_imports_torch(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules are known by name before they have their functions."""
+    for name in ("torch.distributed", "torch.utils.data"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    with NumpyBatches(f"file:{write_tokens(np.arange(5000))}", B, T, order="sequential") as feed:
+        assert next(feed)[0][0].tolist() == list(range(T))
