@@ -26,7 +26,7 @@ from tokenfeed.client.transport.channel import describe
 T = 8
 WINDOWS = 100
 
-# A rank of a trainer: goes on from the checkpoint where there is one, saves the rows that it got
+# A rank of a trainer: goes on from the checkpoint where there is a whole one, saves the rows it got
 # and a new checkpoint.
 RANK = """
 import sys
@@ -38,7 +38,7 @@ from client import RemoteBatches
 target, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 dist.init_process_group("gloo")
 with RemoteBatches(target, 5, 8, order="shuffled", seed=9) as feed:
-    if (folder / "checkpoint").exists():
+    if (folder / "checkpoint/.metadata").exists():
         dcp.load({"feed": feed}, checkpoint_id=folder / "checkpoint")
     name = f"{feed.position.samples:03}-{dist.get_rank()}.npy"
     rows = [np.concatenate([x, y[:, -1:]], axis=1) for _, (x, y) in zip(range(steps), feed)]
