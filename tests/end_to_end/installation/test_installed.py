@@ -294,9 +294,10 @@ def test_threads_that_import_at_the_same_moment_get_the_same_names(
 
 
 def test_a_thread_that_imports_the_short_name_waits_for_the_long_one(tmp_path: Path) -> None:
-    """In a checkout both have the same file, and Python imports a module behind its package's back.
+    """Python locks a module before its package, so each could wait for what the other has locked.
 
-    The second thread begins when the first has the lock of the package, and no module yet.
+    The second thread begins when the first has locked tokenfeed.client and not yet entered it into
+    sys.modules.
     """
     code = (
         "import importlib, threading\n"
