@@ -125,9 +125,8 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _installed(self, derive: Callable[[FeedStream], FeedStream]) -> FeedStream:
         """Return what is read, once it is what derives from it."""
-        while (found := derive(stream := self._stream)) is not stream:
-            if stream is self._stream:  # else another thread has changed it meanwhile
-                self._install(found)
+        while not self._install(found := derive(stream := self._stream), stream):
+            pass
         return found
 
     def _next(self, item: Callable[..., Item], out: Pair[Array] | None = None) -> Item | None:
@@ -137,14 +136,27 @@ class Delivery(ABC, Generic[Array, Rich]):
         """
         self._require_one_thread()
         try:
-            found = self._read(out)
-            if found is None:
-                return None
-            batch, reader, stream, sample = found
-            end = min(reader.sample, stream.length_end)
-            delivered, after = self._made(item, batch, reader, stream, sample, end, end)
-            stream.cursor.commit(after)
-            return delivered
+            while True:
+                # Another thread or a signal handler may close this feed meanwhile, or move it.
+                stream = self._settled()
+                cursor, generation = stream.cursor, stream.cursor.generation
+                reader = self._reader_at(stream, cursor.sample)
+                if reader is None:
+                    return None
+                sample, batch = reader.sample, self._read(reader, out)
+                delivered: Item | None = None
+                if batch is not None:
+                    end = min(reader.sample, stream.length_end)
+                    delivered, after = self._made(item, batch, reader, stream, sample, end, end)
+                if stream is self._stream and cursor.generation == generation:
+                    if batch is not None:
+                        cursor.commit(after)
+                    return delivered
+                x: Any = None if out is None else out[0]
+                if x is not None and x.shape != self._shape:
+                    problem = f"{tuple(x.shape)} is not {self._shape}, which another thread has"
+                    cure = "pass arrays of that shape"
+                    raise InvalidRequest("x", f"{problem} changed batches to; {cure}")
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
             self._consumer = {}
@@ -159,18 +171,9 @@ class Delivery(ABC, Generic[Array, Rich]):
             problem = "another thread is taking a batch of this feed; take batches in one thread"
             raise InvalidRequest("threads", f"{problem}, or make a feed with a rank for each")
 
-    def _read(
-        self, out: Pair[Array] | None
-    ) -> tuple[Pair[Array], BatchReader[Array], FeedStream, int] | None:
-        """Read the next batch, in out if given; it is delivered once the cursor is committed.
-
-        Returns: the batch, its reader, stream and first sample; None at the end.
-        """
-        # Another thread or a signal handler may close this feed meanwhile, or move it.
-        stream = self._settled()
-        cursor = stream.cursor
-        generation = cursor.generation
-        reader, sample = self._reader, cursor.sample
+    def _reader_at(self, stream: FeedStream, sample: int) -> BatchReader[Array] | None:
+        """Return what reads the batches of a stream from a sample on; None at the end."""
+        reader = self._reader
         is_current = reader is not None and reader.request.stream is stream.rest
         if reader is None or reader.sample != sample or not is_current:
             self._drop_reader()
@@ -185,19 +188,16 @@ class Delivery(ABC, Generic[Array, Rich]):
             if batches_left == 0:
                 return None
             reader = self._reader = self._open(sample, batches_left)
+        return reader
+
+    def _read(self, reader: BatchReader[Array], out: Pair[Array] | None) -> Pair[Array] | None:
+        """Return the next batch, in out if given; None at the end."""
         try:
-            batch = reader.next(out)
+            return reader.next(out)
         except BaseException:
             # For example a Ctrl-C: rows that were not delivered are requested again.
             self._drop_reader()
             raise
-        if stream is not self._stream or cursor.generation != generation:
-            x: Any = None if out is None else out[0]
-            if x is not None and x.shape != self._shape:
-                problem = f"{tuple(x.shape)} is not {self._shape}, which another thread has changed"
-                raise InvalidRequest("x", f"{problem} batches to; pass arrays of that shape")
-            return self._read(out)
-        return None if batch is None else (batch, reader, stream, sample)
 
     def _made(
         self,
@@ -334,12 +334,17 @@ class Delivery(ABC, Generic[Array, Rich]):
         self._latest = weakref.ref(reader)
         return reader
 
-    def _install(self, stream: FeedStream) -> None:
-        """Read another stream from now on."""
-        if stream is self._stream:
-            return
+    def _install(self, stream: FeedStream, before: FeedStream) -> bool:
+        """Read another stream from now on, which was derived from the one before; return False,
+        and change nothing, if another thread has replaced that meanwhile.
+        """
+        if stream is before:
+            return True
+        # Without a call between the two, no other thread runs there.
+        if self._stream is not before:
+            return False
         # First: a reader that ends without a batch then is one of another stream.
-        before, self._stream = self._stream, stream
+        self._stream = stream
         self._drop_reader()
         if before.datasets is not stream.datasets:
             if before.datasets.closed:  # meanwhile, by another thread
@@ -348,6 +353,7 @@ class Delivery(ABC, Generic[Array, Rich]):
             if self._is_rich:  # perhaps since the change began, by another thread
                 stream.datasets.read_documents()
         log_lengths(before, stream)
+        return True
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None

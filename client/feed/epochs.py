@@ -13,6 +13,7 @@ from tokenfeed.stream.stage import Stage
 
 from ..device.host_transfer import Pair
 from ..device.loaders import require_no_lightning
+from .cursor import Cursor
 from .feed import Feed
 from .options import Tail
 
@@ -133,6 +134,15 @@ class Epoch(Generic[Array, Rich]):
             raise InvalidRequest("epoch", f"{problem} length is another one; {cure}")
         return found
 
+    def _require_unmoved(self, cursor: Cursor, generation: int) -> None:
+        """Raise InvalidRequest if the feed was moved since a loop began with its cursor."""
+        if cursor is not self._feed._cursor or cursor.generation != generation:
+            raise InvalidRequest(
+                "epoch",
+                f"{self._number} was still being read when skip, load_state_dict, next or another "
+                "epoch moved its feed; start the loop again",
+            )
+
     def _items(self, item: Callable[..., Item]) -> Iterator[Item]:
         feed, plan = self._feed, self._plan()
         cursor = feed._cursor
@@ -159,25 +169,27 @@ class Epoch(Generic[Array, Rich]):
         reader = feed._open(begin, batch_count)
         try:
             for index in range(batch_count):
-                if cursor is not feed._cursor or cursor.generation != generation:
-                    raise InvalidRequest(
-                        "epoch",
-                        f"{plan.epoch} was still being read when skip, load_state_dict, next or "
-                        "another epoch moved its feed; start the loop again",
-                    )
+                self._require_unmoved(cursor, generation)
                 first_sample = reader.sample
-                if reader.request.stream is not feed._stream.rest:
-                    self._plan()  # the context length may change within this epoch now
-                    reader.close()
-                    reader = feed._open(first_sample, batch_count - index)
-                batch = reader.next()
+                while True:
+                    stream = feed._stream
+                    if reader.request.stream is not stream.rest:
+                        self._plan()  # the context length may change within this epoch now
+                        reader.close()
+                        reader = feed._open(first_sample, batch_count - index)
+                    batch = reader.next()
+                    if batch is not None:
+                        end = plan.own_end(first_sample)
+                        behind = plan.end_sample if index == batch_count - 1 else reader.sample
+                        delivered, after = feed._made(
+                            item, batch, reader, stream, first_sample, end, behind
+                        )
+                    # Another thread or a signal handler may move the feed meanwhile, or change it.
+                    self._require_unmoved(cursor, generation)
+                    if stream.rest is feed._stream.rest:
+                        break
                 if batch is None:
                     break
-                end = plan.own_end(first_sample)
-                behind = plan.end_sample if index == batch_count - 1 else reader.sample
-                delivered, after = feed._made(
-                    item, batch, reader, feed._stream, first_sample, end, behind
-                )
                 cursor.commit(after, of_epoch=True)
                 yield delivered
         except GeneratorExit:

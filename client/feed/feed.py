@@ -22,10 +22,11 @@ from ..source.file_target import is_local_target
 from ..source.open_source import open_source
 from ..transport.addresses import Targets
 from .delivery import Delivery
+from .feed_stream import FeedStream
 from .first_stream import first_stream
 from .named import named_runs
 from .options import TAILS, FeedOptions, Tail
-from .requested_changes import Change, redacted, resized, reweighted
+from .requested_changes import Change, declared, redacted, resized, reweighted
 from .resume import resumed
 from .row_dataset import RowDataset
 from .state import read_state
@@ -154,7 +155,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         if not stream.definition.is_mixture:
             raise InvalidRequest("mixture", "is missing; only the weights of a mixture can change")
         changed, begin = self._change(
-            "mixture", lambda: reweighted(stream, weights, at_sample, self), at_sample
+            "mixture", lambda own: reweighted(own, weights, at_sample, self), at_sample
         )
         if changed is not stream:
             _LOG.info("mixture changes sample=%d weights=%s", begin, dict(weights))
@@ -194,10 +195,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         pieces of documents; or if a source of a mixture would leave out more than a group. The
         errors of `change_mixture` are raised too.
         """
-        stream = self._stream
         _, begin = self._change(
             "context_length",
-            lambda: resized(stream, context_length, at_sample, batch_size),
+            lambda own: resized(own, context_length, at_sample, batch_size),
             at_sample,
         )
         return begin
@@ -229,7 +229,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         stream = self._stream
         changed, begin = self._change(
             "redactions",
-            lambda: redacted(self._declared(), list_hash, at_sample, dataset, self),
+            lambda own: redacted(declared(own), list_hash, at_sample, dataset, self),
             at_sample,
         )
         if changed.stream.redactions != stream.stream.redactions:
@@ -338,8 +338,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         position at another context length would reach 2^63. If a server has to describe the
         datasets first, the errors of iterating over a feed are raised.
         """
-        before = self._stream
-        found = resumed(before, read_state(state), allow, self)
+        before, saved = self._stream, read_state(state)
+        found = resumed(before, saved, allow, self)
         if self._agreement is not None:
             try:
                 sample = found.stream.cursor.sample
@@ -349,7 +349,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             except BaseException:
                 found.stream.close_unless(before)
                 raise
-        self._install(found.stream)
+        while not self._install(found.stream, before):
+            found.stream.close_unless(before := self._stream)
+            found = resumed(before, saved, allow, self)
         for message in found.messages:
             _LOG.warning("%s", message)
 
@@ -507,36 +509,46 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     # --- internals: how a batch arrives is in delivery.py ---
 
-    def _change(self, name: str, change: Callable[[], Change], at_sample: int | None) -> Change:
+    def _change(
+        self, name: str, change: Callable[[FeedStream], Change], at_sample: int | None
+    ) -> Change:
         """Change the stream, and wait until all ranks of a process group have done the same.
 
-        name: of what is changed.  change: returns the changed stream, or the same.  at_sample: as a
-        user passed it; required with several ranks.
+        name: of what is changed.  change: returns the changed stream, or the same; called again if
+        another thread has changed the stream meanwhile.  at_sample: as a user passed it; required
+        with several ranks.
         Raises: InvalidRequest; what change raises; like RankAgreement.await_all_ranks.
         """
         agreement, before, position = self._agreement, self._stream, self._cursor.sample
         try:
             if at_sample is None and self._request.position.world_size > 1:
                 raise InvalidRequest("at_sample", "is required with several ranks")
-            changed, begin = change()
+            changed, begin = change(before)
             compared = "" if agreement is None else changed.compared()
         except BaseException as error:
             if agreement is not None:
                 agreement.refuse(str(error) or repr(error))
             raise
+
+        def install() -> None:
+            nonlocal before, changed, begin
+            while not self._install(changed, before):
+                changed.close_unless(before := self._stream)
+                changed, begin = change(before)
+
         if agreement is None:
             if position <= begin < self._cursor.sample:
                 changed.close_unless(before)
                 problem = f"{begin} was passed by another thread; pass a sample further ahead"
                 raise InvalidRequest("at_sample", problem)
-            self._install(changed)
+            install()
             return changed, begin
         try:
             agreement.await_all_ranks(
                 name,
                 compared,
-                agreed=lambda: self._install(changed),
-                is_over=lambda: before.datasets.closed,
+                agreed=install,
+                is_over=lambda: self._datasets.closed,
             )
         except BaseException:
             changed.close_unless(self._stream)  # which may be the changed one

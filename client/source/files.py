@@ -64,6 +64,8 @@ class Files(Datasets):
         """
         super().__init__(request, **required)
         self._target = parse_local_target(targets)
+        names = [source.dataset for source in request.stream.sources]
+        self._is_remote = any(map(self._target.is_remote, names))
         self._reconnect_seconds = reconnect_seconds
         self._opened: LocalDatasets | None = None
         self._open_lock = threading.Lock()
@@ -86,10 +88,12 @@ class Files(Datasets):
         self, request: AnyRequest, *, prefetch_bytes: int, counters: Counters
     ) -> FileRows:
         """Return the rows of a stream, which reads nothing before `start`; prefetch_bytes of 0
-        means without a thread.
+        means without a thread, if they are read without waiting for other threads.
         """
         ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.stream.row_tokens)
-        ahead_rows = max(ahead_rows, 2 * request.position.batch_size) if prefetch_bytes else 0
+        # A Ctrl-C in the consumer's thread could leave what other threads wait for half done.
+        if prefetch_bytes or self._is_remote or request.stream.redactions:
+            ahead_rows = max(ahead_rows, 2 * request.position.batch_size)
         return FileRows(
             self,
             partial(self._files_of, request),

@@ -265,25 +265,25 @@ class RedactionLists:
                 return
         elif not at_once and called_at - self._looked_at < _LOOK_SECONDS:
             return
-        if not self._lock.acquire(blocking=at_once):
+        if self._lock.locked() and not at_once:
             return  # another thread looks
-        try:
-            if scheme_of(self.path) and max(self._looked_at, self._failed_at) > called_at:
-                return  # another thread has looked meanwhile
+        with self._lock:  # not `acquire`: a Ctrl-C behind it would leave it locked
+            has_looked = max(self._looked_at, self._failed_at) > called_at
+            if has_looked and (scheme_of(self.path) or not at_once):
+                return  # another thread, meanwhile
             self._looked_at = time.monotonic()
-            self._read_again(opens=at_once)
-        except OSError as error:
-            if error.errno not in _ABSENT:
-                self._failed_at = time.monotonic()
-                self._ignore(f"cannot be read: {error.strerror}")
-                return
-            if self._known is not None and self._state:
-                _LOG.warning("redactions gone, still known file=%s", log_safe_name(self.path))
-            self._state = ()
-        except DamagedList as problem:
-            self._ignore(str(problem))
-        finally:
-            self._lock.release()
+            try:
+                self._read_again(opens=at_once)
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    self._failed_at = time.monotonic()
+                    self._ignore(f"cannot be read: {error.strerror}")
+                    return
+                if self._known is not None and self._state:
+                    _LOG.warning("redactions gone, still known file=%s", log_safe_name(self.path))
+                self._state = ()
+            except DamagedList as problem:
+                self._ignore(str(problem))
 
     def _ignore(self, problem: str) -> None:
         """Keep what was known, and log why, once."""

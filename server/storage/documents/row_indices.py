@@ -82,20 +82,23 @@ class RowIndices:
         Raises: InvalidRequest if there cannot be one, with the reason; Unreadable, with the
         progress or the failure, until it is there.
         """
-        build = self._builds.get(key)
-        if build is None or build.result is None:
+        while True:
+            build = self._builds.get(key)
+            if build is None or build.result is None:
+                with self._lock:
+                    build = self._begun(key)
+                if build is not None:
+                    build.wait(_WAIT_SECONDS)
+                    # Another one, if it was made by another thread meanwhile.
+                    build = self._builds.get(key, build)
+            if build is None or build.result is None:
+                if build is not None and build.error is not None:
+                    raise self._answer(key, build.error)
+                raise self._not_yet(key)
             with self._lock:
-                build = self._begun(key)
-            if build is not None:
-                build.wait(_WAIT_SECONDS)
-                # Another one, if it was made by another thread meanwhile.
-                build = self._builds.get(key, build)
-        if build is None or build.result is None:
-            if build is not None and build.error is not None:
-                raise self._answer(key, build.error)
-            raise self._not_yet(key)
-        self._keep_for(key, _READ_SECONDS if is_read else _DESCRIBED_SECONDS)
-        return build.result
+                if self._builds.get(key) is build:  # else it has made room for another one
+                    self._keep_for(key, _READ_SECONDS if is_read else _DESCRIBED_SECONDS)
+                    return build.result
 
     def find(self, key: RowsKey) -> RowIndex | float | None:
         """Return an index if it is opened; otherwise the share of the work that is done, in

@@ -240,6 +240,10 @@ def _common_copier() -> Copier:
     return best_copier()
 
 
+# A fork has files in memory of its own: in one that it shares, others would write their rows.
+os.register_at_fork(after_in_child=_common_copier.cache_clear)
+
+
 def _copied(copier: Copier, extents: Extents, target: ByteArray) -> int | None:
     """Copy extents into target, and zeros into its gaps.
 

@@ -555,6 +555,24 @@ def test_what_is_no_address_is_refused_at_once(targets: Any) -> None:
         feed_from(targets)
 
 
+def test_a_feed_that_is_closed_while_a_connection_is_abandoned_stays_closed(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with feed_from(scripted.address) as feed:
+        next(feed)
+        connect = feed._datasets._connect
+
+        def connect_while_it_is_closed() -> None:
+            feed.close()
+            connect()
+
+        monkeypatch.setattr(feed._datasets, "_connect", connect_while_it_is_closed)
+        feed._datasets.abandon(feed._reader.rows)
+
+        assert feed.closed
+        assert samples(feed) == []
+
+
 def test_two_feeds_of_one_process_share_a_connection(scripted: ScriptedServer) -> None:
     """Train and validation."""
     scripted.scripts = [honest, honest]

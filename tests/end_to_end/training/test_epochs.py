@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from client import InvalidRequest, RemoteBatches, SamplesExhausted, StreamMismatch
+from client import (
+    InvalidRequest,
+    NumpyBatches,
+    RemoteBatches,
+    SamplesExhausted,
+    StreamMismatch,
+)
 from tests.conftest import Serve, WriteTokens
+from tests.support.object_server import object_server
 from tests.support.offline import offline_rows, received_rows
+from tests.support.redacting import redact
+from tokenfeed.client.feed.delivery import BatchReader
+from tokenfeed.client.feed.feed import Feed
 from tokenfeed.client.feed.options import Tail
+from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.stats import FeedStats
 
 T = 8
@@ -225,26 +240,170 @@ def test_an_interrupt_loses_no_batch_wherever_it_comes(
             feed.skip(left if left < 3 else 0)
             batches = batches_of(feed)
             next(batches)
-            before, passed = feed.position.samples, 0
-
-            def interrupt(frame: FrameType, event: str, _: object, at: int = at) -> None:
-                nonlocal passed
-                # What comes in the caller's own line is the caller's.
-                is_ours = frame.f_code.co_filename != __file__
-                passed += is_ours and event in ("call", "c_return")
-                if passed == at:
-                    raise KeyboardInterrupt
-
-            sys.setprofile(interrupt)
-            try:
-                next(batches)
-                break
-            except KeyboardInterrupt:
-                assert feed.position.samples == before, at
-            finally:
-                sys.setprofile(None)
+            before = feed.position.samples
+            with interrupt_at(at):
+                try:
+                    next(batches)
+                    break
+                except KeyboardInterrupt:
+                    pass
+            assert feed.position.samples == before, at
 
     assert at > 20
+
+
+@contextmanager
+def interrupt_at(at: int) -> Iterator[None]:
+    """Interrupt the code of this thread at one of the places where Python lets a Ctrl-C in."""
+    passed = 0
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        nonlocal passed
+        # What comes in the caller's own line is the caller's.
+        is_ours = frame.f_code.co_filename not in (__file__, contextlib.__file__)
+        passed += is_ours and event in ("call", "c_return")
+        if passed == at:
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("kind", ["objects", "redactions"])
+def test_after_an_interrupt_of_the_first_batch_wherever_it_comes_the_next_call_has_it(
+    path: Path, kind: str
+) -> None:
+    """Without prefetching too, where rows are read in steps that other threads wait for."""
+
+    def hung(*_: object) -> None:
+        pytest.fail("hung after an interrupt")
+
+    with object_server() as store, ExitStack() as opened:
+        store.put("bucket/train.bin", path.read_bytes())
+        target, redactions = "s3://bucket/train.bin?dtype=uint16", None
+        if kind == "redactions":
+            target, redactions = f"file:{path}", redact([path], (0, 0, WINDOWS * T), fill=7)
+
+        def open_feed() -> NumpyBatches:
+            options = {"order": "sequential", "prefetch_bytes": 0, "redactions": redactions}
+            feed = opened.enter_context(NumpyBatches(target, 1, T, **options))
+            feed.token_count  # noqa: B018 - opens the files
+            return feed
+
+        interrupted, feed = 0, open_feed()
+        handler = signal.signal(signal.SIGALRM, hung)
+        opened.callback(signal.signal, signal.SIGALRM, handler)
+        for at in count(1):
+            # What is computed once for a feed is interrupted in each.
+            feed = open_feed() if kind == "redactions" else feed
+            feed.skip(0)
+            first = feed.position.samples % WINDOWS * T
+            with interrupt_at(at):
+                try:
+                    next(feed)
+                    break
+                except KeyboardInterrupt:
+                    interrupted += 1
+            signal.alarm(20)
+            x, _ = next(feed)
+            signal.alarm(0)
+            row = [7] * T if redactions else list(range(first, first + T))
+            assert x.tolist() == [row]
+
+    assert interrupted > 20
+
+
+@pytest.mark.parametrize("how", ["next", "epoch"])
+@pytest.mark.parametrize("move", ["skip", "load"])
+@pytest.mark.parametrize("moment", ["read", "made"])
+def test_a_move_while_a_batch_is_read_is_kept(
+    open_feed: OpenFeed, monkeypatch: pytest.MonkeyPatch, how: str, move: str, moment: str
+) -> None:
+    """By another thread or a signal handler: the batch is not delivered where the feed was."""
+    feed = open_feed(order="sequential")
+    feed.skip(40)
+    state = feed.state_dict()
+    feed.skip(0)
+    batches = iter(feed if how == "next" else feed.epoch(0))
+    next(batches)
+
+    def act() -> None:
+        if move == "skip":
+            feed.skip(16)
+        else:
+            feed.load_state_dict(state)
+
+    meanwhile(monkeypatch, moment, act)
+    at = 60 if move == "skip" else 40
+    if how == "next":
+        assert next(batches)[0][0, 0] == at * T
+        assert feed.position.samples == at + 4
+        return
+    with pytest.raises(InvalidRequest, match="0 was still being read when skip, load_state_dict"):
+        next(batches)
+    assert feed.position.samples == at
+
+
+@pytest.mark.parametrize("moment", ["read", "made"])
+@pytest.mark.parametrize("how", ["next", "epoch"])
+def test_a_redaction_while_a_batch_is_read_is_in_force_in_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, how: str, moment: str
+) -> None:
+    """`redact` has returned the sample from which on the tokens never arrive."""
+    listed = redact([path], (0, 0, WINDOWS * T), fill=7)
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        batches = iter(feed if how == "next" else feed.epoch(0))
+        next(batches)
+        begun: list[int] = []
+        meanwhile(monkeypatch, moment, lambda: begun.append(feed.redact(listed)))
+
+        x, _ = next(batches)
+
+        assert begun == [4]
+        assert (x == 7).all()
+        assert feed.position.samples == 8
+
+
+def test_a_redaction_while_a_state_is_loaded_is_in_force(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = redact([path], (0, 0, WINDOWS * T), fill=7)
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        next(feed)
+        state, left = feed.state_dict(), [40]
+
+        def redacted_meanwhile(*given: Any) -> Resumption:
+            found = resumed(*given)
+            if left:
+                feed.redact(listed, at_sample=left.pop())
+            return found
+
+        monkeypatch.setattr("tokenfeed.client.feed.feed.resumed", redacted_meanwhile)
+        feed.load_state_dict(state)
+
+        rows = [row for _ in range(12) for row in next(feed)[0].tolist()]
+        assert [row == [7] * T for row in rows] == [False] * 36 + [True] * 12
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, moment: str, act: Callable[[], object]) -> None:
+    """Have another thread act once while a batch is delivered: when its rows have come ("read"), or
+    before it is counted ("made").
+    """
+    of, name = (BatchReader, "next") if moment == "read" else (Feed, "_made")
+    step, left = getattr(of, name), [act]
+
+    def acted(*given: Any) -> Any:
+        found = step(*given)
+        if left:
+            thread = threading.Thread(target=left.pop())
+            thread.start()
+            thread.join()
+        return found
+
+    monkeypatch.setattr(of, name, acted)
 
 
 @pytest.mark.parametrize("how", ["skip", "load"])

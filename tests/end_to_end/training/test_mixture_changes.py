@@ -36,6 +36,7 @@ from tests.support.offline import received_rows
 from tests.support.packed_corpora import write_corpus
 from tests.support.ports import free_port
 from tokenfeed.client.feed.ranks import agreement
+from tokenfeed.client.feed.requested_changes import Change, reweighted
 from tokenfeed.stream.stream import Stream
 
 
@@ -428,6 +429,28 @@ def test_a_change_as_soon_as_possible_leaves_the_first_block(
         assert feed.change_mixture({"math": 1}) == 16
         assert feed.change_mixture({"math": 1}) == 16
         assert feed.change_mixture({"math": 2}, at_sample=30) == 30
+
+
+def test_a_change_during_another_one_is_kept(
+    paths: dict[str, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread or a signal handler, while new datasets are opened."""
+    with RemoteBatches(local(paths), B, T, mixture={"web": 7, "math": 3}) as feed:
+        next(feed)
+        left = [60]
+
+        def changed_meanwhile(*given: Any) -> Change:
+            found = reweighted(*given)
+            if left:
+                feed.change_mixture({"math": 1}, at_sample=left.pop())
+            return found
+
+        monkeypatch.setattr("tokenfeed.client.feed.feed.reweighted", changed_meanwhile)
+        assert feed.change_mixture({"code": 1}, at_sample=30) == 30
+
+        assert [stage.first_sample for stage in feed._stream.stream.stages] == [0, 30, 60]
+        weights = [set(stage.weights) for stage in feed._stream.stream.stages]
+        assert len(weights[1] | weights[2]) == 2
 
 
 def test_a_closed_feed_opens_nothing_again(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +59,7 @@ from tokenfeed.server.storage.documents import (
     row_indices,
     rows_builder,
 )
+from tokenfeed.server.storage.documents.background_build import Build
 from tokenfeed.server.storage.documents.document_starts import StartIndex
 from tokenfeed.server.storage.documents.rows_builder import RowsBuilder
 from tokenfeed.server.storage.store import TokenStore
@@ -415,6 +417,33 @@ def test_an_index_that_is_idle_makes_room_for_another_one(
     assert not isinstance(found.find(packed(41)), RowIndex)
     assert isinstance(found.find(packed(40)), RowIndex)
     require_agreement(found.get(packed(40)), packed(40))
+
+
+def test_an_index_that_makes_room_while_it_is_asked_for_is_opened_again(
+    found: RowIndices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was looked up is closed by then."""
+    monkeypatch.setattr(row_indices, "INDICES_MAX", 1)
+    monkeypatch.setattr(row_indices, "_DESCRIBED_SECONDS", -1.0)
+    monkeypatch.setattr(row_indices, "_WAIT_SECONDS", 10.0)
+    monkeypatch.setattr(index_file, "MEMORY_BYTES_MAX", 0)
+    found.make_now(KEY)
+
+    others = [packed(41)]
+
+    class Builds(dict[RowsKey, Build[RowIndex]]):
+        """Another thread makes rows after the first look at it."""
+
+        def get(self, key: RowsKey, default: Any = None) -> Any:
+            build = super().get(key, default)
+            if others:
+                found.make_now(others.pop())
+            return build
+
+    found._builds = Builds(found._builds)
+    index = found.get(KEY)
+
+    require_agreement(index)
 
 
 @pytest.mark.alone

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.support import seccomp
-from tokenfeed.server.storage.local import safe_copy
+from tokenfeed.server.storage.local import mapped_bytes, safe_copy
 from tokenfeed.server.storage.local.safe_copy import FILES_AT_ONCE, Copier, DirectCopier, FileCopier
 from tokenfeed.server.storage.local.syscalls import IOVECS_MAX, Ranges
 
@@ -102,6 +102,34 @@ def test_a_copier_that_is_let_go_of_in_the_middle_of_a_copy_leaves_no_descriptor
     del copier
 
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_forks_share_no_file_that_they_copy_through(
+    mapped: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trainers that one process has forked would get each other's rows."""
+    _, content = mapped
+    monkeypatch.setattr(safe_copy, "_may_copy_directly", lambda: False)
+    mapped_bytes._common_copier.cache_clear()
+    found = np.empty(1000, dtype=np.uint8)
+
+    def copy(first: int) -> FileCopier:
+        copier = mapped_bytes._common_copier()
+        assert isinstance(copier, FileCopier)
+        ranges = ranges_of(content, np.array([first]), np.array([found.size]))
+        assert copier.copy(ranges, found) is None
+        return copier
+
+    (file,) = copy(0)._free
+    process = os.fork()
+    if not process:
+        copy(5000)
+        os._exit(0)
+    _, status = os.waitpid(process, 0)
+    mapped_bytes._common_copier.cache_clear()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    np.testing.assert_array_equal(file.content[: found.size], found)
 
 
 def test_copies_go_straight_to_their_target_where_that_is_permitted() -> None:
