@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from client import InvalidRequest
+from client import InvalidRequest, StreamMismatch
 from tests.adapters import lightning_model
 from tests.adapters.lightning_model import (
     SEED,
@@ -390,6 +390,21 @@ def test_a_checkpoint_without_a_state_of_the_class_is_refused(target: str, tmp_p
 
     with pytest.raises(InvalidRequest, match=r"^ckpt_path: has no state of .*Other"):
         fit(target, ckpt_path=saved, data=Other(make(target)))
+
+
+def test_a_state_of_another_stream_is_loaded_if_that_is_allowed(
+    target: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved.ckpt"
+    with pytest.raises(Stop):
+        fit(target, callbacks=[SaveAndStop("on_train_batch_end", 3, saved)])
+    other = make(target, seed=8)
+    with pytest.raises(StreamMismatch, match="seed"):
+        fit(target, ckpt_path=saved, data=FeedData(other))
+
+    resumed = fit(target, ckpt_path=saved, data=FeedData(other, allow=("seed",)))
+
+    assert len(resumed.seen) == 3 * PER_EPOCH - 3
 
 
 def test_overfitting_is_refused(target: str) -> None:

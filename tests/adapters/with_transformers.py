@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from client import InvalidRequest, Mixture, validation_feeds
+from client import InvalidRequest, Mixture, StreamMismatch, validation_feeds
 from tests.adapters import hf_runs
 from tests.adapters.hf_runs import (
     LEARNING_RATE,
@@ -508,6 +508,21 @@ def test_a_checkpoint_without_a_state_of_a_feed_is_refused(
 
     with pytest.raises(InvalidRequest, match=r"^resume_from_checkpoint: has no state of a feed"):
         fit(address, tmp_path / "out", str(checkpoint), max_steps=4)
+
+
+def test_a_state_of_another_stream_is_loaded_if_that_is_allowed(
+    alone: tuple[Path, Any], address: str, tmp_path: Path
+) -> None:
+    def resume(**more: Any) -> int:
+        given = TrainingArguments(**arguments(tmp_path, max_steps=4))
+        with feed_at(address, seed=8) as feed:
+            trainer = FeedTrainer(model_of(), given, train_dataset=feed, **more)
+            trainer.train(resume_from_checkpoint=str(alone[0] / "checkpoint-2"))
+            return int(trainer.state.global_step)
+
+    with pytest.raises(StreamMismatch, match="seed"):
+        resume()
+    assert resume(allow=("seed",)) == 4
 
 
 @pytest.mark.proof
