@@ -92,7 +92,7 @@ class Files(Datasets):
         """
         ahead_rows = min(prefetch_bytes, _AHEAD_BYTES_MAX) // (2 * request.stream.row_tokens)
         # A Ctrl-C in the consumer's thread could leave what other threads wait for half done.
-        if prefetch_bytes or self._is_remote or request.stream.redactions:
+        if prefetch_bytes or self._is_remote:
             ahead_rows = max(ahead_rows, 2 * request.position.batch_size)
         return FileRows(
             self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -14,7 +13,8 @@ Value = TypeVar("Value")
 
 class Memo(Generic[Key, Value]):
     """Values by their key. May be used from several threads at once: who needs a value that another
-    thread makes waits for it; who needs another one does not.
+    thread makes waits for it; who needs another one does not. A Ctrl-C at any place leaves nothing
+    locked, and nothing that is never made.
     """
 
     def __init__(self, size_of: Callable[[Value], int], size_max: int) -> None:
@@ -22,40 +22,49 @@ class Memo(Generic[Key, Value]):
         self._size_of = size_of
         self._size_max = size_max
         self._lock = threading.Lock()
-        self._values: OrderedDict[Key, Future[Value]] = OrderedDict()
+        self._slots: OrderedDict[Key, _Slot[Value]] = OrderedDict()
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """Return the value of a key, made now if there is none.  Raises: what make raises."""
         with self._lock:
-            found = self._values.get(key)
-            value: Future[Value] = Future() if found is None else found
-            self._values[key] = value
-            self._values.move_to_end(key)
-        if found is None:
-            self._make(key, value, make)
-        return value.result()
+            slot = self._slots.setdefault(key, _Slot())
+            self._slots.move_to_end(key)
+        with slot.lock:
+            if slot.error is not None:  # of the thread that this one has waited for
+                raise slot.error
+            if not slot.made:
+                self._make(key, slot, make)
+        return slot.made[0]
 
-    def _make(self, key: Key, value: Future[Value], make: Callable[[], Value]) -> None:
+    def _make(self, key: Key, slot: _Slot[Value], make: Callable[[], Value]) -> None:
         try:
-            value.set_result(make())
-        except BaseException as error:  # noqa: BLE001 - raised by `get`
+            slot.made.append(make())
+        except Exception as error:
             with self._lock:
-                del self._values[key]
-            value.set_exception(error)
-            return
+                del self._slots[key]
+            slot.error = error
+            raise
         with self._lock:
             self._trim()
 
     def _trim(self) -> None:
         """Drop values, those first that were not used for longest; none that is being made."""
-        sizes = {
-            key: self._size_of(value.result())
-            for key, value in self._values.items()
-            if value.done()
-        }
+        sizes = {key: self._size_of(slot.made[0]) for key, slot in self._slots.items() if slot.made}
         left = sum(sizes.values())
         for key in list(sizes)[:-1]:
             if left <= self._size_max:
                 return
             left -= sizes[key]
-            del self._values[key]
+            del self._slots[key]
+
+
+class _Slot(Generic[Value]):
+    """Holds a value once it is made, or the error; locked while a thread makes it.
+
+    Not a Future: its Condition is code in Python, where a Ctrl-C can leave it locked.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.made: list[Value] = []
+        self.error: Exception | None = None
