@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from copy import copy
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from tokenfeed.stream.position import Position
+from tokenfeed.errors import SamplesExhausted
+from tokenfeed.stream.position import SAMPLE_END, Position
 
 from .history import HISTORY_RUNS_MAX, History
 
@@ -28,23 +30,31 @@ class OpenRun(NamedTuple):
     batch_size: int
 
 
-Snapshot: TypeAlias = tuple[int, OpenRun]
-"""A value of `Cursor.current`."""
+class Snapshot(NamedTuple):
+    """A value of `Cursor.current`.
+
+    sample: the next sample of row 0 of rank 0, in [0, 2^63].  run: ends there.  repositioned: False
+    from the begin of an epoch loop until something else (a loaded state, `skip`, `next`) sets the
+    position; True at first.  restored: whether the last move was a loaded state, and no batch was
+    delivered since.
+    """
+
+    sample: int
+    run: OpenRun
+    repositioned: bool = True
+    restored: bool = False
 
 
 class Cursor:
-    """The position of a feed. Read from any thread, changed by the consumer's thread.
+    """The position of a feed, which any thread may read and move.
 
-    current: the next sample of row 0 of rank 0, in [0, 2^63], and the run that ends there.
-    Immutable, and replaced in one assignment: other threads and signal handlers read a consistent
-    value, and an interrupt comes before or after the assignment.
-    generation: rises with each move, with each batch outside of an epoch loop, and when an epoch
-    loop begins; such a loop ends if something else changes it.  repositioned: False from the begin
-    of an epoch loop until something else (a loaded state, `skip`, `next`) sets the position; True
-    at first.  restored: whether the last move was a loaded state, and no batch was delivered since.
+    current: all of it, immutable, and replaced in one assignment by each batch and each move: other
+    threads and signal handlers read a consistent value. Who computes a value from the present one
+    assigns it only if that is still the present one, without a call in between: the interpreter
+    switches threads and runs signal handlers only in calls and at the end of a loop's body.
     """
 
-    __slots__ = ("_world_size", "current", "generation", "repositioned", "restored")
+    __slots__ = ("_world_size", "current")
 
     def __init__(self, position: Position) -> None:
         """position: where the feed begins, and the batch size there; its ranks apply to all
@@ -52,15 +62,17 @@ class Cursor:
         """
         self._world_size = position.world_size
         first = position.first_sample
-        self.current = first, OpenRun(first, 0, History(), position.batch_size)
-        self.generation = 0
-        self.repositioned = True
-        self.restored = False
+        self.current = Snapshot(first, OpenRun(first, 0, History(), position.batch_size))
 
     @property
     def sample(self) -> int:
         """The next sample."""
-        return self.current[0]
+        return self.current.sample
+
+    @property
+    def restored(self) -> bool:
+        """Whether the last move was a loaded state, and no batch was delivered since."""
+        return self.current.restored
 
     @property
     def now(self) -> tuple[int, int, History]:
@@ -69,7 +81,7 @@ class Cursor:
 
     def at(self, snapshot: Snapshot) -> tuple[int, int, History]:
         """Return what `now` returned when `current` had an earlier value.  snapshot: that value."""
-        sample, run = snapshot
+        sample, run = snapshot.sample, snapshot.run
         if sample == run.first_sample:
             return sample, run.batches, run.earlier
         batches = run.batches + (sample - run.first_sample) // (run.batch_size * self._world_size)
@@ -83,14 +95,22 @@ class Cursor:
         if sample == self.sample:
             return self.current
         _, batches, history = self.now
-        return sample, OpenRun(sample, batches, history, self.current[1].batch_size)
+        return Snapshot(sample, OpenRun(sample, batches, history, self.current.run.batch_size))
 
     def seek(self, sample: int, history: History | None = None) -> None:
         """Move to a sample.  history: of a loaded state; None keeps the current one."""
-        self.generation += 1
-        self.repositioned = True
-        self.restored = history is not None
-        self.skip_to(sample, history)
+        self._replace(lambda now: self._at(now, sample, history))
+
+    def skip(self, samples: int) -> None:
+        """Move by some samples.  Raises: SamplesExhausted if the next one would be above 2^63."""
+
+        def skipped(now: Snapshot) -> Snapshot:
+            if samples > (left := SAMPLE_END - now.sample):
+                problem = f"{samples} is not in [0, {left}], the samples left below 2^63"
+                raise SamplesExhausted("samples", problem)
+            return self._at(now, now.sample + samples)
+
+        self._replace(skipped)
 
     def moved(self, sample: int, history: History | None = None) -> Cursor:
         """Return another cursor that begins at a sample. This one does not change.  history: as for
@@ -100,35 +120,54 @@ class Cursor:
         moved.seek(sample, history)
         return moved
 
-    def seek_epoch(self, first_sample: int, end_sample: int) -> int:
-        """Return the sample at which a loop over an epoch begins, and note that a loop has begun.
+    def seek_epoch(self, first_sample: int, end_sample: int) -> tuple[int, Snapshot]:
+        """Return the sample at which a loop over an epoch begins, and `current`, which the loop
+        replaces; such a loop ends if something else does.
 
         first_sample, end_sample: of the epoch. If the feed was repositioned to a sample within
         them, the loop begins there, else at first_sample. The next sample stays as it is.
         """
-        begins_here = self.repositioned and first_sample <= self.sample < end_sample
-        self.repositioned = False
-        self.generation += 1
-        return self.sample if begins_here else first_sample
+        before, begun = self._replace(lambda now: now._replace(repositioned=False))
+        begins_here = before.repositioned and first_sample <= before.sample < end_sample
+        return before.sample if begins_here else first_sample, begun
 
-    def skip_to(self, sample: int, history: History | None = None) -> None:
-        """Set the next sample without delivering a batch. Unlike `seek` it is no move: only
-        `current` changes.  history: as for `seek`.
-        """
-        _, batches, before = self.now
+    def skip_to(self, sample: int) -> None:
+        """Set the next sample without delivering a batch. Unlike `seek` it is no move."""
+        self._replace(lambda now: now._replace(sample=sample, run=self._at(now, sample).run))
+
+    def _at(self, now: Snapshot, sample: int, history: History | None = None) -> Snapshot:
+        """Return a value for another sample, after the same batches.  history: as for `seek`."""
+        _, batches, before = self.at(now)
         known = before if history is None else history
-        self.current = sample, OpenRun(sample, batches, known, self.current[1].batch_size)
+        run = OpenRun(sample, batches, known, now.run.batch_size)
+        return Snapshot(sample, run, restored=history is not None)
+
+    def _replace(self, derive: Callable[[Snapshot], Snapshot]) -> tuple[Snapshot, Snapshot]:
+        """Replace `current` by what derives from it; return both."""
+        while True:
+            before = self.current
+            derived = derive(before)
+            if self.current is before:
+                self.current = derived
+                return before, derived
 
     def after(
-        self, first_sample: int, end_sample: int, next_sample: int, batch_size: int | None = None
+        self,
+        first_sample: int,
+        end_sample: int,
+        next_sample: int,
+        batch_size: int | None = None,
+        *,
+        of_epoch: bool = False,
     ) -> Snapshot:
-        """Return the value of `current` behind a batch.
+        """Return the value of `current` behind a batch, whose assignment counts it.
 
         first_sample, end_sample: of its rows on all ranks, without padding.  next_sample: the
         position of the feed after it.  batch_size: its rows on each rank, padding included; None is
-        that of the batch before.
+        that of the batch before.  of_epoch: whether a loop over an epoch delivers the batch. If so,
+        the next loop over that epoch begins at its start; otherwise it goes on behind this batch.
         """
-        sample, run = self.current
+        sample, run = self.current.sample, self.current.run
         batch_size = batch_size or run.batch_size
         # A run ends with a partial batch.
         whole = end_sample == next_sample == first_sample + batch_size * self._world_size
@@ -142,21 +181,7 @@ class Cursor:
                 if whole
                 else OpenRun(next_sample, batches + 1, after, batch_size)
             )
-        return next_sample, run
-
-    def commit(self, after: Snapshot, *, of_epoch: bool = False) -> None:
-        """Count a batch, as the last step of its delivery.
-
-        after: what `after` returned.  of_epoch: whether a loop over an epoch delivers the batch. If
-        so, the next loop over that epoch begins at its start; otherwise it goes on behind this
-        batch.
-        `current` is assigned last: an interrupt before that loses no batch.
-        """
-        self.repositioned = not of_epoch
-        self.restored = False
-        if not of_epoch:
-            self.generation += 1
-        self.current = after
+        return Snapshot(next_sample, run, repositioned=not of_epoch)
 
     def _extended(
         self, before: History, first_sample: int, end_sample: int, batch_size: int

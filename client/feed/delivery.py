@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.planes import DOCUMENT_STARTS, LOSS_MASK
+from tokenfeed.stream.position import SAMPLE_END
 from tokenfeed.wire.request import Request, RowsRequest, SampleList
 from tokenfeed.wire.row_block import RowBlock
 
@@ -137,29 +138,40 @@ class Delivery(ABC, Generic[Array, Rich]):
         self._require_one_thread()
         try:
             while True:
-                # Another thread or a signal handler may close this feed meanwhile, or move it.
                 stream = self._settled()
-                cursor, generation = stream.cursor, stream.cursor.generation
-                reader = self._reader_at(stream, cursor.sample)
-                if reader is None:
-                    return None
-                sample, batch = reader.sample, self._read(reader, out)
+                cursor, begun = stream.cursor, stream.cursor.current
+                try:
+                    reader = self._reader_at(stream, begun.sample)
+                    if reader is None:
+                        return None
+                    batch = self._read(reader, out)
+                except TokenfeedError:
+                    if stream is self._stream:
+                        raise
+                    continue  # another thread has replaced the stream, and closed its datasets
                 delivered: Item | None = None
                 if batch is not None:
                     end = min(reader.sample, stream.length_end)
-                    delivered, after = self._made(item, batch, reader, stream, sample, end, end)
-                if stream is self._stream and cursor.generation == generation:
+                    delivered, after = self._made(
+                        item, batch, reader, stream, begun.sample, end, end
+                    )
+                # Another thread or a signal handler may have replaced each of these meanwhile. From
+                # here on there is no call, so nothing comes in between (`Cursor`).
+                if stream is self._stream and begun is cursor.current and reader is self._reader:
                     if batch is not None:
-                        cursor.commit(after)
+                        cursor.current = after
                     return delivered
-                x: Any = None if out is None else out[0]
-                if x is not None and x.shape != self._shape:
-                    problem = f"{tuple(x.shape)} is not {self._shape}, which another thread has"
-                    cure = "pass arrays of that shape"
-                    raise InvalidRequest("x", f"{problem} changed batches to; {cure}")
+                self._require_shape(out)
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
             self._consumer = {}
+
+    def _require_shape(self, out: Pair[Array] | None) -> None:
+        """Raise InvalidRequest if batches have another shape than arrays for them by now."""
+        x: Any = None if out is None else out[0]
+        if x is not None and x.shape != self._shape:
+            problem = f"{tuple(x.shape)} is not {self._shape}, which another thread has changed"
+            raise InvalidRequest("x", f"{problem} batches to; pass arrays of that shape")
 
     def _require_one_thread(self) -> None:
         """Raise InvalidRequest while another thread is taking a batch: both would get the same one,
@@ -187,7 +199,7 @@ class Delivery(ABC, Generic[Array, Rich]):
                 raise
             if batches_left == 0:
                 return None
-            reader = self._reader = self._open(sample, batches_left)
+            reader = self._reader = self._open(stream, sample, batches_left)
         return reader
 
     def _read(self, reader: BatchReader[Array], out: Pair[Array] | None) -> Pair[Array] | None:
@@ -208,6 +220,8 @@ class Delivery(ABC, Generic[Array, Rich]):
         first_sample: int,
         end_sample: int,
         next_sample: int,
+        *,
+        of_epoch: bool = False,
     ) -> tuple[Item, Snapshot]:
         """Return what is delivered of a batch, and the cursor behind it; rows that only fill it up
         get no targets.
@@ -222,7 +236,9 @@ class Delivery(ABC, Generic[Array, Rich]):
             rows, y = min(rows, own), cast(Any, batch[1])
             y[rows:] = IGNORED_TARGET
         before = cursor.before(first_sample)
-        after = cursor.after(first_sample, end_sample, next_sample, position.batch_size)
+        after = cursor.after(
+            first_sample, end_sample, next_sample, position.batch_size, of_epoch=of_epoch
+        )
         self._recent.append((weakref.ref(batch[0]), stream, before))
         delivered = item(batch, reader.transfer.noted, stream, before, after)
         if rows < position.batch_size and isinstance(delivered, BatchAttributes):
@@ -246,7 +262,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         after: Snapshot,
     ) -> Rich:
         """Return a batch with all that it carries.  before, after: the cursor before and behind."""
-        rows = cache(partial(stream.rows_at, before[0]))
+        rows = cache(partial(stream.rows_at, before.sample))
         return self._rich_batch(
             *batch,
             noted,
@@ -263,10 +279,11 @@ class Delivery(ABC, Generic[Array, Rich]):
         samples: int64[n], n in [1, 4096], of a stream with one stage.
         Raises: InvalidRequest, also once the feed is closed; as for iterating.
         """
-        self._datasets.require_own_process()
-        request = RowsRequest(self._stream.rest, SampleList(samples))
+        stream = self._stream
+        stream.datasets.require_own_process()
+        request = RowsRequest(stream.rest, SampleList(samples))
         # Nothing is read ahead, so local files need no thread.
-        rows = self._datasets.open_rows(request, prefetch_bytes=0, counters=self._counters)
+        rows = stream.datasets.open_rows(request, prefetch_bytes=0, counters=self._counters)
         transfer = self._transfer(len(samples))
         rows.start(owner=transfer)  # which ends with this call, also by a Ctrl-C right here
         try:
@@ -317,33 +334,35 @@ class Delivery(ABC, Generic[Array, Rich]):
             self._drop_reader()
             self._datasets.read_documents()
 
-    def _open(self, sample: int, num_batches: int) -> BatchReader[Array]:
-        """Start to read batches from a sample on."""
+    def _open(self, stream: FeedStream, sample: int, num_batches: int) -> BatchReader[Array]:
+        """Start to read batches of a stream from a sample on."""
         if _is_in_worker():
             raise InvalidRequest(
                 "num_workers", "has to be 0: a feed prefetches by itself, without workers"
             )
-        self._datasets.require_own_process()
-        request = self._stream.request_at(sample, num_batches)
-        rows = self._datasets.open_rows(
+        datasets = stream.datasets
+        datasets.require_own_process()
+        request = stream.request_at(sample, num_batches)
+        rows = datasets.open_rows(
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
         transfer = self._transfer(request.position.batch_size)
-        reader = BatchReader(self._datasets, request, rows, transfer)
+        reader = BatchReader(datasets, request, rows, transfer)
         # Weak: a reader that is not needed any more ends with its last reference.
         self._latest = weakref.ref(reader)
         return reader
 
-    def _install(self, stream: FeedStream, before: FeedStream) -> bool:
+    def _install(
+        self, stream: FeedStream, before: FeedStream, sample_max: int = SAMPLE_END
+    ) -> bool:
         """Read another stream from now on, which was derived from the one before; return False,
-        and change nothing, if another thread has replaced that meanwhile.
+        and change nothing, if another thread has replaced that meanwhile, or has passed sample_max.
         """
         if stream is before:
             return True
-        # Without a call between the two, no other thread runs there.
-        if self._stream is not before:
+        # Without a call up to the assignment, nothing comes in between (`Cursor`).
+        if self._stream is not before or before.cursor.current.sample > sample_max:
             return False
-        # First: a reader that ends without a batch then is one of another stream.
         self._stream = stream
         self._drop_reader()
         if before.datasets is not stream.datasets:
@@ -359,10 +378,6 @@ class Delivery(ABC, Generic[Array, Rich]):
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
-
-    def _seek(self, sample: int) -> None:
-        self._cursor.seek(sample)
-        self._drop_reader()
 
 
 class BatchReader(Generic[Array]):

@@ -13,7 +13,7 @@ from tokenfeed.stream.stage import Stage
 
 from ..device.host_transfer import Pair
 from ..device.loaders import require_no_lightning
-from .cursor import Cursor
+from .cursor import Cursor, Snapshot
 from .feed import Feed
 from .options import Tail
 
@@ -134,9 +134,11 @@ class Epoch(Generic[Array, Rich]):
             raise InvalidRequest("epoch", f"{problem} length is another one; {cure}")
         return found
 
-    def _require_unmoved(self, cursor: Cursor, generation: int) -> None:
-        """Raise InvalidRequest if the feed was moved since a loop began with its cursor."""
-        if cursor is not self._feed._cursor or cursor.generation != generation:
+    def _require_unmoved(self, cursor: Cursor, begun: Snapshot) -> None:
+        """Raise InvalidRequest if the feed has another cursor, or was moved.  begun: where the loop
+        has left it.
+        """
+        if cursor is not self._feed._cursor or cursor.current is not begun:
             raise InvalidRequest(
                 "epoch",
                 f"{self._number} was still being read when skip, load_state_dict, next or another "
@@ -146,10 +148,10 @@ class Epoch(Generic[Array, Rich]):
     def _items(self, item: Callable[..., Item]) -> Iterator[Item]:
         feed, plan = self._feed, self._plan()
         cursor = feed._cursor
-        if cursor.repositioned and cursor.sample >= plan.end_sample:
+        if cursor.current.repositioned and cursor.sample >= plan.end_sample:
             message = "epoch begins again epoch=%d: the feed was at sample %d, behind it"
             _LOG.warning(message, plan.epoch, cursor.sample)
-        begin = cursor.seek_epoch(plan.first_sample, plan.end_sample)
+        begin, begun = cursor.seek_epoch(plan.first_sample, plan.end_sample)
         if begin < plan.stage.first_sample:
             raise InvalidRequest(
                 "epoch",
@@ -165,32 +167,32 @@ class Epoch(Generic[Array, Rich]):
         if batch_count == 0:
             cursor.skip_to(plan.end_sample)
             return
-        generation = cursor.generation
-        reader = feed._open(begin, batch_count)
+        reader = feed._open(feed._stream, begin, batch_count)
         try:
             for index in range(batch_count):
-                self._require_unmoved(cursor, generation)
                 first_sample = reader.sample
                 while True:
+                    self._require_unmoved(cursor, begun)
                     stream = feed._stream
-                    if reader.request.stream is not stream.rest:
+                    if reader.request.stream is not stream.rest or reader.sample != first_sample:
                         self._plan()  # the context length may change within this epoch now
+                        stream = feed._stream
                         reader.close()
-                        reader = feed._open(first_sample, batch_count - index)
+                        reader = feed._open(stream, first_sample, batch_count - index)
                     batch = reader.next()
                     if batch is not None:
                         end = plan.own_end(first_sample)
                         behind = plan.end_sample if index == batch_count - 1 else reader.sample
                         delivered, after = feed._made(
-                            item, batch, reader, stream, first_sample, end, behind
+                            item, batch, reader, stream, first_sample, end, behind, of_epoch=True
                         )
-                    # Another thread or a signal handler may move the feed meanwhile, or change it.
-                    self._require_unmoved(cursor, generation)
-                    if stream.rest is feed._stream.rest:
+                    # As in `Delivery._next`: without a call from here on.
+                    if stream is feed._stream and begun is cursor.current:
+                        if batch is not None:
+                            cursor.current = begun = after
                         break
                 if batch is None:
                     break
-                cursor.commit(after, of_epoch=True)
                 yield delivered
         except GeneratorExit:
             # Python frees this iterator and would swallow a Ctrl-C in any code that runs here. So

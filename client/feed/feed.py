@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
-from tokenfeed.errors import InvalidRequest, SamplesExhausted
+from tokenfeed.errors import InvalidRequest, TokenfeedError
 from tokenfeed.stream.position import SAMPLE_END
 
 from ..device.host_transfer import Pair
@@ -27,7 +27,7 @@ from .first_stream import first_stream
 from .named import named_runs
 from .options import TAILS, FeedOptions, Tail
 from .requested_changes import Change, declared, redacted, resized, reweighted
-from .resume import resumed
+from .resume import Resumption, resumed
 from .row_dataset import RowDataset
 from .state import read_state
 from .stats import FeedPosition, FeedStats, counted
@@ -37,6 +37,7 @@ _LOG = logging.getLogger("tokenfeed.client")
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
 OneEpoch = TypeVar("OneEpoch")
+Item = TypeVar("Item")
 Own = TypeVar("Own", bound="Feed[Any, Any, Any]")
 
 
@@ -120,12 +121,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Raises: InvalidRequest if samples is negative or no integer; SamplesExhausted if the next
         sample would be above 2^63.
         """
-        samples, left = arguments.count("samples", samples), SAMPLE_END - self._cursor.sample
-        if samples > left:
-            raise SamplesExhausted(
-                "samples", f"{samples} is not in [0, {left}], the samples left below 2^63"
-            )
-        self._seek(self._cursor.sample + samples)
+        self._cursor.skip(arguments.count("samples", samples))
+        self._drop_reader()
 
     def change_mixture(self, weights: Mapping[str, float], at_sample: int | None = None) -> int:
         """Change the weights of the mixture from a sample on. The change lasts until the next stage
@@ -338,8 +335,12 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         position at another context length would reach 2^63. If a server has to describe the
         datasets first, the errors of iterating over a feed are raised.
         """
-        before, saved = self._stream, read_state(state)
-        found = resumed(before, saved, allow, self)
+        saved = read_state(state)
+
+        def derive(own: FeedStream) -> Resumption:
+            return resumed(own, saved, allow, self)
+
+        before, found = self._derived(derive)
         if self._agreement is not None:
             try:
                 sample = found.stream.cursor.sample
@@ -350,8 +351,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
                 found.stream.close_unless(before)
                 raise
         while not self._install(found.stream, before):
-            found.stream.close_unless(before := self._stream)
-            found = resumed(before, saved, allow, self)
+            found.stream.close_unless(self._stream)
+            before, found = self._derived(derive)
         for message in found.messages:
             _LOG.warning("%s", message)
 
@@ -509,21 +510,33 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     # --- internals: how a batch arrives is in delivery.py ---
 
+    def _derived(self, derive: Callable[[FeedStream], Item]) -> tuple[FeedStream, Item]:
+        """Return what is read, and what derives from it.  Raises: what derive raises, unless
+        another thread has replaced the stream meanwhile, and closed its datasets.
+        """
+        while True:
+            before = self._stream
+            try:
+                return before, derive(before)
+            except TokenfeedError:
+                if before is self._stream:
+                    raise
+
     def _change(
         self, name: str, change: Callable[[FeedStream], Change], at_sample: int | None
     ) -> Change:
         """Change the stream, and wait until all ranks of a process group have done the same.
 
         name: of what is changed.  change: returns the changed stream, or the same; called again if
-        another thread has changed the stream meanwhile.  at_sample: as a user passed it; required
+        another thread has replaced the stream meanwhile.  at_sample: as a user passed it; required
         with several ranks.
         Raises: InvalidRequest; what change raises; like RankAgreement.await_all_ranks.
         """
-        agreement, before, position = self._agreement, self._stream, self._cursor.sample
+        agreement, position = self._agreement, self._cursor.sample
         try:
             if at_sample is None and self._request.position.world_size > 1:
                 raise InvalidRequest("at_sample", "is required with several ranks")
-            changed, begin = change(before)
+            before, (changed, begin) = self._derived(change)
             compared = "" if agreement is None else changed.compared()
         except BaseException as error:
             if agreement is not None:
@@ -532,15 +545,15 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
         def install() -> None:
             nonlocal before, changed, begin
-            while not self._install(changed, before):
-                changed.close_unless(before := self._stream)
-                changed, begin = change(before)
+            # What begins before the position was in force already.
+            while not self._install(changed, before, begin if begin >= position else SAMPLE_END):
+                changed.close_unless(now := self._stream)
+                if now is before:
+                    problem = f"{begin} was passed by another thread; pass a sample further ahead"
+                    raise InvalidRequest("at_sample", problem)
+                before, (changed, begin) = self._derived(change)
 
         if agreement is None:
-            if position <= begin < self._cursor.sample:
-                changed.close_unless(before)
-                problem = f"{begin} was passed by another thread; pass a sample further ahead"
-                raise InvalidRequest("at_sample", problem)
             install()
             return changed, begin
         try:

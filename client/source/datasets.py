@@ -183,10 +183,14 @@ class Datasets(ABC):
         """End all tasks, and release everything. May be called twice, from any thread and by a
         signal handler. A fork's copy is only let go of.
         """
-        if self.forked:
-            self._supervisor.closed = True
-        else:
-            self._supervisor.close()
+        closed = None
+        # A connection that is abandoned in another thread may bring another one meanwhile.
+        while self._supervisor is not closed:
+            closed = self._supervisor
+            if self.forked:
+                closed.closed = True
+            else:
+                closed.close()
 
     # --- what both kinds check ---
 

@@ -41,7 +41,8 @@ class Memo(Generic[Key, Value]):
             slot.made.append(make())
         except Exception as error:
             with self._lock:
-                del self._slots[key]
+                if self._slots.get(key) is slot:
+                    del self._slots[key]
             slot.error = error
             raise
         with self._lock:

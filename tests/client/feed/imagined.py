@@ -168,7 +168,7 @@ def deliver(feed: FeedStream, batches: int = 1) -> list[Row]:
     found = []
     for _ in range(batches):
         first, stride = feed.cursor.sample, feed.request.position.stride
-        feed.cursor.commit(feed.cursor.after(first, first + stride, first + stride))
+        feed.cursor.current = feed.cursor.after(first, first + stride, first + stride)
         found += rows_of(feed.known(), range(first, first + stride))
     return found
 

@@ -78,8 +78,9 @@ class Feeds(RuleBasedStateMachine):
         whole = first_sample + batch_size * world_size
         end_sample = whole if end_sample is None else end_sample
         next_sample = end_sample if next_sample is None else next_sample
-        after = self.cursor.after(first_sample, end_sample, next_sample)
-        self.cursor.commit(after, of_epoch=True)
+        self.cursor.current = self.cursor.after(
+            first_sample, end_sample, next_sample, of_epoch=True
+        )
         self.delivered.append(Named(range(first_sample, end_sample), *self.sizes))
 
     @rule(batches=st.integers(1, 5))
@@ -178,8 +179,8 @@ def test_of_too_many_runs_the_oldest_are_dropped_and_the_rest_keep_their_names(
     with caplog.at_level(logging.WARNING, "tokenfeed.client"):
         for run in range(HISTORY_RUNS_MAX + 500):
             for first_sample in (20 * run, 20 * run + 4):
-                after = cursor.after(first_sample, first_sample + 4, first_sample + 4)
-                cursor.commit(after, of_epoch=True)
+                end_sample = first_sample + 4
+                cursor.current = cursor.after(first_sample, end_sample, end_sample, of_epoch=True)
             cursor.seek(20 * run + 20)
 
     sample, _, history = cursor.now
@@ -209,7 +210,7 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
     seen = set()
     for at in count(1):
         cursor = Cursor(Position(0, 4, 0, 2))
-        cursor.commit(cursor.after(0, 8, 8 + skipped), of_epoch=True)
+        cursor.current = cursor.after(0, 8, 8 + skipped, of_epoch=True)
         before, passed = cursor.current, 0
 
         def trace(frame: FrameType, event: str, _: Any, at: int = at) -> Any:
@@ -224,7 +225,7 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
         debugger = sys.gettrace()
         sys.settrace(trace)
         try:
-            cursor.commit(cursor.after(8 + skipped, 16 + skipped, 16 + skipped), of_epoch=True)
+            cursor.current = cursor.after(8 + skipped, 16 + skipped, 16 + skipped, of_epoch=True)
         except KeyboardInterrupt:
             pass
         finally:
@@ -239,6 +240,6 @@ def test_an_interrupt_at_any_bytecode_comes_before_a_batch_or_after_it(skipped: 
 
 
 def _delivered(cursor: Cursor, skipped: int) -> Any:
-    cursor.commit(cursor.after(0, 8, 8 + skipped), of_epoch=True)
-    cursor.commit(cursor.after(8 + skipped, 16 + skipped, 16 + skipped), of_epoch=True)
+    cursor.current = cursor.after(0, 8, 8 + skipped, of_epoch=True)
+    cursor.current = cursor.after(8 + skipped, 16 + skipped, 16 + skipped, of_epoch=True)
     return cursor.current

@@ -199,7 +199,7 @@ def step(feed: FeedStream, skipped: int = 0) -> tuple[FeedStream, list[Row]]:
     first = feed.cursor.sample
     end = min(first + feed.request.position.stride, feed.length_end)
     size = feed.request.position.batch_size
-    feed.cursor.commit(feed.cursor.after(first, end, end, size))
+    feed.cursor.current = feed.cursor.after(first, end, end, size)
     return feed, rows_of(feed.known(), range(first, end))
 
 

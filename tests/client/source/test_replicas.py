@@ -28,6 +28,7 @@ from tests.client.conftest import (
 from tests.support.ports import free_port
 from tests.support.states import fingerprint_of
 from tests.support.waiting import eventually
+from tokenfeed.client.runtime.supervisor import Supervisor
 from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport.replicas import ReplicaSet
 from tokenfeed.errors import InvalidRequest, StreamMismatch, Unreachable
@@ -555,19 +556,26 @@ def test_what_is_no_address_is_refused_at_once(targets: Any) -> None:
         feed_from(targets)
 
 
+@pytest.mark.parametrize(("of", "name"), [(Servers, "_connect"), (Supervisor, "begin_to_close")])
 def test_a_feed_that_is_closed_while_a_connection_is_abandoned_stays_closed(
-    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, of: type, name: str
 ) -> None:
+    """By another thread: whichever of the two comes in the middle of the other."""
     with feed_from(scripted.address) as feed:
         next(feed)
-        connect = feed._datasets._connect
+        rows, step = feed._reader.rows, getattr(of, name)
+        left = [feed.close if of is Servers else lambda: feed._datasets.abandon(rows)]
 
-        def connect_while_it_is_closed() -> None:
+        def interrupted(*given: Any) -> None:
+            if left:
+                left.pop()()
+            step(*given)
+
+        monkeypatch.setattr(of, name, interrupted)
+        if of is Servers:
+            feed._datasets.abandon(rows)
+        else:
             feed.close()
-            connect()
-
-        monkeypatch.setattr(feed._datasets, "_connect", connect_while_it_is_closed)
-        feed._datasets.abandon(feed._reader.rows)
 
         assert feed.closed
         assert samples(feed) == []

@@ -29,9 +29,12 @@ from tests.conftest import Serve, WriteTokens
 from tests.support.object_server import object_server
 from tests.support.offline import offline_rows, received_rows
 from tests.support.redacting import redact
+from tokenfeed.client.feed.cursor import Cursor
 from tokenfeed.client.feed.delivery import BatchReader
+from tokenfeed.client.feed.epochs import Epoch
 from tokenfeed.client.feed.feed import Feed
 from tokenfeed.client.feed.options import Tail
+from tokenfeed.client.feed.requested_changes import Change, redacted
 from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.stats import FeedStats
 
@@ -341,7 +344,7 @@ def test_a_move_while_a_batch_is_read_is_kept(
         else:
             feed.load_state_dict(state)
 
-    meanwhile(monkeypatch, moment, act)
+    meanwhile(monkeypatch, *MOMENTS[moment], act)
     at = 60 if move == "skip" else 40
     if how == "next":
         assert next(batches)[0][0, 0] == at * T
@@ -363,7 +366,7 @@ def test_a_redaction_while_a_batch_is_read_is_in_force_in_it(
         batches = iter(feed if how == "next" else feed.epoch(0))
         next(batches)
         begun: list[int] = []
-        meanwhile(monkeypatch, moment, lambda: begun.append(feed.redact(listed)))
+        meanwhile(monkeypatch, *MOMENTS[moment], lambda: begun.append(feed.redact(listed)))
 
         x, _ = next(batches)
 
@@ -393,19 +396,97 @@ def test_a_redaction_while_a_state_is_loaded_is_in_force(
         assert [row == [7] * T for row in rows] == [False] * 36 + [True] * 12
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, moment: str, act: Callable[[], object]) -> None:
-    """Have another thread act once while a batch is delivered: when its rows have come ("read"), or
-    before it is counted ("made").
-    """
-    of, name = (BatchReader, "next") if moment == "read" else (Feed, "_made")
+def test_a_redaction_while_an_epoch_is_opened_again_loses_no_batch(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = redact([path], (0, 0, T), fill=7), redact([path], (0, 0, 2 * T), fill=7)
+    with RemoteBatches(f"file:{path}", 4, T, order="shuffled", seed=5) as feed:
+        loop = iter(feed.epoch(0))
+        next(loop)
+        feed.redact(first, at_sample=100)
+        meanwhile(monkeypatch, Epoch, "_plan", lambda: feed.redact(second, at_sample=100))
+
+        assert rows_of(loop) == expected(path, 4, 100)
+        assert feed.position.samples == WINDOWS
+        assert [(run["first_sample"], run["end_sample"]) for run in feed.history()] == [(0, 100)]
+
+
+def test_who_asks_for_more_of_batches_while_one_is_awaited_ends_no_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are read again then, with what they carry."""
+    with RemoteBatches(f"file:{path}", 4, T, order="shuffled", seed=5) as feed:
+        next(feed)
+        meanwhile(monkeypatch, BatchReader, "next", feed.batches, is_before=True)
+
+        assert rows_of([next(feed)]) == expected(path, 4, 8)
+
+
+def test_a_change_whose_first_sample_is_passed_meanwhile_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether before it is in force, or while it is made once more since another one came first."""
+    listed = redact([path], (0, 0, WINDOWS * T), fill=7)
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        next(feed)
+        meanwhile(monkeypatch, Feed, "_install", lambda: next(feed), is_before=True)
+        with pytest.raises(InvalidRequest, match="at_sample: 4 was passed by another thread"):
+            feed.redact(listed)
+
+        acts = [lambda: next(feed), lambda: feed.load_state_dict(feed.state_dict())]
+
+        def redacted_late(*given: Any) -> Change:
+            found = redacted(*given)
+            if acts:
+                acts.pop()()
+            return found
+
+        monkeypatch.setattr("tokenfeed.client.feed.feed.redacted", redacted_late)
+        with pytest.raises(InvalidRequest, match="at_sample: 8 was passed by another thread"):
+            feed.redact(listed)
+
+        assert feed.redact(listed) == 12
+        assert next(feed)[0].tolist() == [[7] * T] * 4
+
+
+def test_a_skip_counts_from_the_batch_that_was_taken_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        next(feed)
+        meanwhile(monkeypatch, Cursor, "_at", lambda: next(feed))
+        feed.skip(20)
+
+        assert feed.position.samples == 28
+        assert [(run["first_sample"], run["end_sample"]) for run in feed.history()] == [(0, 8)]
+
+
+MOMENTS = {"read": (BatchReader, "next"), "made": (Feed, "_made")}
+"""When the rows of a batch have come, and before it is counted."""
+
+
+def meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+    of: type,
+    name: str,
+    act: Callable[[], object],
+    *,
+    is_before: bool = False,
+) -> None:
+    """Have another thread act once, behind the next call of a method, or before it."""
     step, left = getattr(of, name), [act]
 
-    def acted(*given: Any) -> Any:
-        found = step(*given)
+    def act_once() -> None:
         if left:
             thread = threading.Thread(target=left.pop())
             thread.start()
             thread.join()
+
+    def acted(*given: Any, **options: Any) -> Any:
+        if is_before:
+            act_once()
+        found = step(*given, **options)
+        act_once()
         return found
 
     monkeypatch.setattr(of, name, acted)

@@ -431,26 +431,35 @@ def test_a_change_as_soon_as_possible_leaves_the_first_block(
         assert feed.change_mixture({"math": 2}, at_sample=30) == 30
 
 
+@pytest.mark.parametrize("is_before", [False, True])
 def test_a_change_during_another_one_is_kept(
-    paths: dict[str, list[Path]], monkeypatch: pytest.MonkeyPatch
+    paths: dict[str, list[Path]], monkeypatch: pytest.MonkeyPatch, is_before: bool
 ) -> None:
-    """By another thread or a signal handler, while new datasets are opened."""
+    """By another thread or a signal handler, before new datasets are opened, or behind that; the
+    other change opens datasets too, and closes those before.
+    """
     with RemoteBatches(local(paths), B, T, mixture={"web": 7, "math": 3}) as feed:
         next(feed)
         left = [60]
 
-        def changed_meanwhile(*given: Any) -> Change:
-            found = reweighted(*given)
+        def change() -> None:
             if left:
-                feed.change_mixture({"math": 1}, at_sample=left.pop())
+                feed.change_mixture({"code": 1}, at_sample=left.pop())
+
+        def changed_meanwhile(*given: Any) -> Change:
+            if is_before:
+                change()
+            found = reweighted(*given)
+            change()
             return found
 
         monkeypatch.setattr("tokenfeed.client.feed.feed.reweighted", changed_meanwhile)
-        assert feed.change_mixture({"code": 1}, at_sample=30) == 30
+        assert feed.change_mixture({"web": 1, "code": 1}, at_sample=30) == 30
 
-        assert [stage.first_sample for stage in feed._stream.stream.stages] == [0, 30, 60]
-        weights = [set(stage.weights) for stage in feed._stream.stream.stages]
-        assert len(weights[1] | weights[2]) == 2
+        stages = feed._stream.stream.stages
+        assert [(stage.first_sample, len(stage.weights)) for stage in stages] == [
+            (0, 2), (30, 2), (60, 1),
+        ]  # fmt: skip
 
 
 def test_a_closed_feed_opens_nothing_again(
