@@ -50,8 +50,9 @@ class Cursor:
 
     current: all of it, immutable, and replaced in one assignment by each batch and each move: other
     threads and signal handlers read a consistent value. Who computes a value from the present one
-    assigns it only if that is still the present one, without a call in between: the interpreter
-    switches threads and runs signal handlers only in calls and at the end of a loop's body.
+    assigns it only if that is still the present one, without a call in between: CPython, which has
+    a global lock, switches threads and runs signal handlers only at calls and at the end of a
+    loop's body.
     """
 
     __slots__ = ("_world_size", "current")
