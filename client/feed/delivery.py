@@ -157,10 +157,12 @@ class Delivery(ABC, Generic[Array, Rich]):
                     )
                 # Another thread or a signal handler may have replaced each of these meanwhile. From
                 # here on there is no call, so nothing comes in between (`Cursor`).
-                if stream is self._stream and begun is cursor.current and reader is self._reader:
+                if stream is self._stream and begun is cursor.current:
                     if batch is not None:
                         cursor.current = after
-                    return delivered
+                        return delivered
+                    if reader is self._reader:  # else it has ended since it was dropped
+                        return None
                 self._require_shape(out)
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
