@@ -149,7 +149,6 @@ class Delivery(ABC, Generic[Array, Rich]):
                     if stream is self._stream:
                         raise
                     continue  # another thread has replaced the stream, and closed its datasets
-                delivered: Item | None = None
                 if batch is not None:
                     end = min(reader.sample, stream.length_end)
                     delivered, after = self._made(
