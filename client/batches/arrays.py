@@ -17,6 +17,7 @@ from ..device.host_transfer import WIDE, HostTransfer, WideRows, require_arrays_
 from ..device.numpy_batch import NumpyRichBatch as NumpyRichBatch
 from ..feed.epochs import Epoch
 from ..feed.feed import Feed
+from ..feed.feed_stream import FeedStream
 from ..feed.options import FeedOptions, Option, checked, takes
 from ..runtime.arguments import shown
 from ..transport.addresses import Targets
@@ -91,12 +92,12 @@ class NumpyBatches(Feed[WideRows, NumpyRichBatch, Epoch[WideRows, NumpyRichBatch
         require_arrays_fit(self._shape, x, y)
         return self._next(self._plain, (x, y)) is not None
 
-    def _transfer(self, rows: int) -> HostTransfer:
+    def _transfer(self, stream: FeedStream, rows: int) -> HostTransfer:
         return HostTransfer(
-            (rows, self._shape[1]),
+            (rows, stream.context_length),
             self._dtype,
             self._dtype,
-            self._stream.masks,
-            note=self._note(),
+            stream.masks,
+            note=self._note(stream),
             argument="dtype",
         )

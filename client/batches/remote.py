@@ -17,6 +17,7 @@ from ..device.transfer import indexed, transfer_for, usable_device
 from ..device.widening import WIDE_NUMPY, Batch, require_fits
 from ..feed.epochs import Epoch
 from ..feed.feed import Feed
+from ..feed.feed_stream import FeedStream
 from ..feed.options import FeedOptions, Option, checked, takes, unchecked
 from ..transport.addresses import Targets
 
@@ -118,12 +119,12 @@ class RemoteBatches(Feed[torch.Tensor, RichBatch, "TorchEpoch"], IterableDataset
             raise InvalidRequest("y", "shares memory with x; pass two tensors")
         return self._next(self._plain, (x, y)) is not None
 
-    def _transfer(self, rows: int) -> Transfer[torch.Tensor]:
+    def _transfer(self, stream: FeedStream, rows: int) -> Transfer[torch.Tensor]:
         # "cuda" becomes the current device, and stays that one.
         self._device = indexed(self._device)
-        shape = (rows, self._shape[1])
+        shape = (rows, stream.context_length)
         return transfer_for(
-            self._device, shape, self._x_dtype, masks=self._stream.masks, note=self._note()
+            self._device, shape, self._x_dtype, masks=stream.masks, note=self._note(stream)
         )
 
 

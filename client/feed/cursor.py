@@ -33,10 +33,10 @@ class OpenRun(NamedTuple):
 class Snapshot(NamedTuple):
     """A value of `Cursor.current`.
 
-    sample: the next sample of row 0 of rank 0, in [0, 2^63].  run: ends there.  repositioned: False
-    from the begin of an epoch loop until something else (a loaded state, `skip`, `next`) sets the
-    position; True at first.  restored: whether the last move was a loaded state, and no batch was
-    delivered since.
+    sample: the next sample of row 0 of rank 0, in [0, 2^63].  run: that which ends there.
+    repositioned: False from the begin of an epoch loop until something else (a loaded state,
+    `skip`, `next`) sets the position; True at first.  restored: whether the last move was a loaded
+    state, and no batch was delivered since.
     """
 
     sample: int
@@ -50,9 +50,9 @@ class Cursor:
 
     current: all of it, immutable, and replaced in one assignment by each batch and each move: other
     threads and signal handlers read a consistent value. Who computes a value from the present one
-    assigns it only if that is still the present one, without a call in between: CPython, which has
-    a global lock, switches threads and runs signal handlers only at calls and at the end of a
-    loop's body.
+    assigns it only if that is still the present one, in the next step: CPython, which has a global
+    lock, switches threads and runs signal handlers only at calls and where it jumps back, and up to
+    3.10 also at any jump. (There a Ctrl-C can also come where a function has returned.)
     """
 
     __slots__ = ("_world_size", "current")
@@ -93,14 +93,14 @@ class Cursor:
         """Return the value that `current` would have with another next sample, after the same
         batches. Changes nothing.
         """
-        if sample == self.sample:
-            return self.current
-        _, batches, history = self.now
-        return Snapshot(sample, OpenRun(sample, batches, history, self.current.run.batch_size))
+        now = self.current
+        return now if sample == now.sample else self.passed(now, sample)
 
     def seek(self, sample: int, history: History | None = None) -> None:
         """Move to a sample.  history: of a loaded state; None keeps the current one."""
-        self._replace(lambda now: self._at(now, sample, history))
+        self._replace(
+            lambda now: self.passed(now, sample, history)._replace(restored=history is not None)
+        )
 
     def skip(self, samples: int) -> None:
         """Move by some samples.  Raises: SamplesExhausted if the next one would be above 2^63."""
@@ -109,7 +109,7 @@ class Cursor:
             if samples > (left := SAMPLE_END - now.sample):
                 problem = f"{samples} is not in [0, {left}], the samples left below 2^63"
                 raise SamplesExhausted("samples", problem)
-            return self._at(now, now.sample + samples)
+            return self.passed(now, now.sample + samples)
 
         self._replace(skipped)
 
@@ -132,16 +132,14 @@ class Cursor:
         begins_here = before.repositioned and first_sample <= before.sample < end_sample
         return before.sample if begins_here else first_sample, begun
 
-    def skip_to(self, sample: int) -> None:
-        """Set the next sample without delivering a batch. Unlike `seek` it is no move."""
-        self._replace(lambda now: now._replace(sample=sample, run=self._at(now, sample).run))
+    def passed(self, now: Snapshot, sample: int, history: History | None = None) -> Snapshot:
+        """Return the value of `current` for another sample, after the same batches.
 
-    def _at(self, now: Snapshot, sample: int, history: History | None = None) -> Snapshot:
-        """Return a value for another sample, after the same batches.  history: as for `seek`."""
+        now: the present value.  history: as for `seek`.
+        """
         _, batches, before = self.at(now)
         known = before if history is None else history
-        run = OpenRun(sample, batches, known, now.run.batch_size)
-        return Snapshot(sample, run, restored=history is not None)
+        return Snapshot(sample, OpenRun(sample, batches, known, now.run.batch_size))
 
     def _replace(self, derive: Callable[[Snapshot], Snapshot]) -> tuple[Snapshot, Snapshot]:
         """Replace `current` by what derives from it; return both."""

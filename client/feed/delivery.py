@@ -66,26 +66,27 @@ class Delivery(ABC, Generic[Array, Rich]):
         self._reader: BatchReader[Array] | None = None
         self._counters = Counters()
         self._latest: Callable[[], BatchReader[Array] | None] = lambda: None
-        self._consumer: dict[str, int] = {}
+        self._consumer = 0
+        """The thread that is taking a batch; 0 is none."""
         # Of each x, and what tells the state before it. Weak: batches belong to the caller.
         self._recent: deque[tuple[weakref.ref[Any], FeedStream, Snapshot]] = deque(
             maxlen=REMEMBERED_BATCHES
         )
 
     @abstractmethod
-    def _transfer(self, rows: int) -> Transfer[Array]:
-        """Return what moves batches of this many rows to the model; for the planes in
-        `_stream.masks`, with `_note`.
+    def _transfer(self, stream: FeedStream, rows: int) -> Transfer[Array]:
+        """Return what moves batches of a stream, of this many rows, to the model; for the planes in
+        `stream.masks`, with `_note`.
         """
 
-    def _note(self) -> Note | None:
+    def _note(self, stream: FeedStream) -> Note | None:
         """Return what sees the rows of each batch: it notes the host part if that is wanted, and
         warns of rows without a target; None if neither is needed.
         """
         note = None
         if self._is_rich:
-            note = note_of(self._stream)
-        if LOSS_MASK not in self._stream.masks:
+            note = note_of(stream)
+        if LOSS_MASK not in stream.masks:
             return note
         watch = self._target_watch  # alone: the reader ends with the last reference to it
 
@@ -126,74 +127,85 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _installed(self, derive: Callable[[FeedStream], FeedStream]) -> FeedStream:
         """Return what is read, once it is what derives from it."""
-        while not self._install(found := derive(stream := self._stream), stream):
-            pass
-        return found
+        while True:
+            before, found = self._derived(derive)
+            if self._install(found, before):
+                return found
+
+    def _derived(self, derive: Callable[[FeedStream], Item]) -> tuple[FeedStream, Item]:
+        """Return what is read, and what derives from it.  Raises: what derive raises, unless
+        another thread has replaced the stream meanwhile, and closed its datasets.
+        """
+        while True:
+            before = self._stream
+            try:
+                return before, derive(before)
+            except TokenfeedError:
+                if before is self._stream:
+                    raise
 
     def _next(self, item: Callable[..., Item], out: Pair[Array] | None = None) -> Item | None:
         """Deliver the next batch, in out if given; None at the end.
 
         item: `_plain` or `_enriched`, which makes what is returned.
         """
-        self._require_one_thread()
+        own, x = threading.get_ident(), cast(Any, None if out is None else out[0])
         try:
+            # Without a call in between, as all that follows (`Cursor`).
+            if self._consumer in (0, own):
+                self._consumer = own
+            else:  # both would get the same batch, or lose one
+                problem = "another thread is taking a batch of this feed; take batches in one"
+                cure = "thread, or make a feed with a rank for each"
+                raise InvalidRequest("threads", f"{problem} {cure}")
             while True:
                 stream = self._settled()
                 cursor, begun = stream.cursor, stream.cursor.current
+                shape = stream.request.position.batch_size, stream.context_length
+                if x is not None and x.shape != shape:
+                    problem = f"{tuple(x.shape)} is not {shape}, which another thread has changed"
+                    raise InvalidRequest("x", f"{problem} batches to; pass arrays of that shape")
                 try:
                     reader = self._reader_at(stream, begun.sample)
-                    if reader is None:
-                        return None
-                    batch = self._read(reader, out)
+                    batch = None if reader is None else self._read(reader, out)
                 except TokenfeedError:
-                    if stream is self._stream:
+                    if stream is self._stream and begun is cursor.current:
                         raise
-                    continue  # another thread has replaced the stream, and closed its datasets
-                if batch is not None:
+                    continue
+                if reader is not None and batch is not None:
                     end = min(reader.sample, stream.length_end)
                     delivered, after = self._made(
                         item, batch, reader, stream, begun.sample, end, end
                     )
-                # Another thread or a signal handler may have replaced each of these meanwhile. From
-                # here on there is no call, so nothing comes in between (`Cursor`).
+                # Another thread or a signal handler may have moved the feed meanwhile, or changed
+                # its stream, or dropped its reader, which then has no more batches.
+                is_there = batch is not None
+                if is_there and stream is self._stream and begun is cursor.current:
+                    cursor.current = after
+                    return delivered
+                if is_there or reader is not self._reader:
+                    continue
                 if stream is self._stream and begun is cursor.current:
-                    if batch is not None:
-                        cursor.current = after
-                        return delivered
-                    if reader is self._reader:  # else it has ended since it was dropped
-                        return None
-                self._require_shape(out)
+                    return None
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
-            self._consumer = {}
-
-    def _require_shape(self, out: Pair[Array] | None) -> None:
-        """Raise InvalidRequest if batches have another shape than arrays for them by now."""
-        x: Any = None if out is None else out[0]
-        if x is not None and x.shape != self._shape:
-            problem = f"{tuple(x.shape)} is not {self._shape}, which another thread has changed"
-            raise InvalidRequest("x", f"{problem} batches to; pass arrays of that shape")
-
-    def _require_one_thread(self) -> None:
-        """Raise InvalidRequest while another thread is taking a batch: both would get the same one,
-        or lose one.
-        """
-        # One step, so that of two threads only one finds itself.
-        own = threading.get_ident()
-        if self._consumer.setdefault("thread", own) != own:
-            problem = "another thread is taking a batch of this feed; take batches in one thread"
-            raise InvalidRequest("threads", f"{problem}, or make a feed with a rank for each")
+            if self._consumer == own:
+                self._consumer = 0
 
     def _reader_at(self, stream: FeedStream, sample: int) -> BatchReader[Array] | None:
         """Return what reads the batches of a stream from a sample on; None at the end."""
         reader = self._reader
-        is_current = reader is not None and reader.request.stream is stream.rest
-        if reader is None or reader.sample != sample or not is_current:
+        if (
+            reader is None
+            or reader.sample != sample
+            or reader.request.stream is not stream.rest
+            or reader.is_rich is not self._is_rich
+        ):
             self._drop_reader()
             if self._datasets.closed:
                 return None
             try:
-                batches_left = stream.batches_to(self._end())
+                batches_left = stream.batches_to(self._end(stream), sample)
             except TokenfeedError:
                 if self._datasets.closed:  # meanwhile
                     return None
@@ -246,9 +258,9 @@ class Delivery(ABC, Generic[Array, Rich]):
             delivered.own_rows = rows
         return delivered, after
 
-    def _end(self) -> int:
+    def _end(self, stream: FeedStream) -> int:
         """Return the sample where the feed ends; 2^63 if it does not. May wait for the datasets."""
-        return min(self._end_sample, self._stream.end_sample())
+        return min(self._end_sample, stream.end_sample())
 
     def _plain(self, batch: Pair[Array], *_: object) -> Pair[Array]:
         """Return (x, y) of a batch.  The arguments are those of `_enriched`."""
@@ -285,7 +297,7 @@ class Delivery(ABC, Generic[Array, Rich]):
         request = RowsRequest(stream.rest, SampleList(samples))
         # Nothing is read ahead, so local files need no thread.
         rows = stream.datasets.open_rows(request, prefetch_bytes=0, counters=self._counters)
-        transfer = self._transfer(len(samples))
+        transfer = self._transfer(stream, len(samples))
         rows.start(owner=transfer)  # which ends with this call, also by a Ctrl-C right here
         try:
             pair = transfer.next(rows, None)
@@ -331,9 +343,9 @@ class Delivery(ABC, Generic[Array, Rich]):
     def _carry_more(self) -> None:
         """Note from now on what rich batches carry."""
         if not self._is_rich:
+            self._datasets.read_documents()
             self._is_rich = True
             self._drop_reader()
-            self._datasets.read_documents()
 
     def _open(self, stream: FeedStream, sample: int, num_batches: int) -> BatchReader[Array]:
         """Start to read batches of a stream from a sample on."""
@@ -341,14 +353,14 @@ class Delivery(ABC, Generic[Array, Rich]):
             raise InvalidRequest(
                 "num_workers", "has to be 0: a feed prefetches by itself, without workers"
             )
-        datasets = stream.datasets
+        datasets, is_rich = stream.datasets, self._is_rich
         datasets.require_own_process()
         request = stream.request_at(sample, num_batches)
         rows = datasets.open_rows(
             request, prefetch_bytes=self._prefetch_bytes, counters=self._counters
         )
-        transfer = self._transfer(request.position.batch_size)
-        reader = BatchReader(datasets, request, rows, transfer)
+        transfer = self._transfer(stream, request.position.batch_size)
+        reader = BatchReader(datasets, request, rows, transfer, is_rich=is_rich)
         # Weak: a reader that is not needed any more ends with its last reference.
         self._latest = weakref.ref(reader)
         return reader
@@ -357,14 +369,16 @@ class Delivery(ABC, Generic[Array, Rich]):
         self, stream: FeedStream, before: FeedStream, sample_max: int = SAMPLE_END
     ) -> bool:
         """Read another stream from now on, which was derived from the one before; return False,
-        and change nothing, if another thread has replaced that meanwhile, or has passed sample_max.
+        and change nothing, if another thread has replaced that meanwhile, or if the feed is past
+        sample_max.
         """
         if stream is before:
             return True
-        # Without a call up to the assignment, nothing comes in between (`Cursor`).
-        if self._stream is not before or before.cursor.current.sample > sample_max:
+        # Nothing comes between the two (`Cursor`).
+        if self._stream is before and before.cursor.current.sample <= sample_max:
+            self._stream = stream
+        else:
             return False
-        self._stream = stream
         self._drop_reader()
         if before.datasets is not stream.datasets:
             if before.datasets.closed:  # meanwhile, by another thread
@@ -385,9 +399,18 @@ class BatchReader(Generic[Array]):
     """Returns the batches (x, y) of one request, in order. Construction starts the prefetch."""
 
     def __init__(
-        self, datasets: Datasets, request: Request, rows: RowSource, transfer: Transfer[Array]
+        self,
+        datasets: Datasets,
+        request: Request,
+        rows: RowSource,
+        transfer: Transfer[Array],
+        *,
+        is_rich: bool = False,
     ) -> None:
-        """Start the prefetch.  rows: those of the request, from datasets; not started yet."""
+        """Start the prefetch.  rows: those of the request, from datasets; not started yet.
+        is_rich: whether batches carry more than x and y.
+        """
+        self.is_rich = is_rich
         self.transfer = transfer
         """Moves rows to the model. Its `noted` is of the batch that `next` returned last."""
         self._stride = request.position.stride

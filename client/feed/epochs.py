@@ -15,6 +15,7 @@ from ..device.host_transfer import Pair
 from ..device.loaders import require_no_lightning
 from .cursor import Cursor, Snapshot
 from .feed import Feed
+from .feed_stream import FeedStream
 from .options import Tail
 
 _LOG = logging.getLogger("tokenfeed.client")
@@ -88,7 +89,7 @@ class Epoch(Generic[Array, Rich]):
 
     def __len__(self) -> int:
         """Return the number of batches of the whole epoch, the same on every rank."""
-        plan = self._plan()
+        _, plan = self._plan()
         return plan.batch_count(plan.first_sample)
 
     def __iter__(self) -> Iterator[Pair[Array]]:
@@ -115,10 +116,10 @@ class Epoch(Generic[Array, Rich]):
         self._feed._carry_more()
         return self._items(self._feed._enriched)
 
-    def _plan(self) -> EpochPlan:
+    def _plan(self) -> tuple[FeedStream, EpochPlan]:
         """Plan the batches at the present context length: all of this epoch has to have it.
 
-        Raises: SamplesExhausted, InvalidRequest.
+        Returns: what is read, and its plan.  Raises: SamplesExhausted, InvalidRequest.
         """
         stream, epoch = self._feed._settled(), self._number
         windows, position = stream.require_rows(), stream.request.position
@@ -132,7 +133,7 @@ class Epoch(Generic[Array, Rich]):
             problem = f"{epoch} reaches sample {stream.length_end}, from which on the context"
             cure = "iterate the feed itself up to there, and read later epochs behind it"
             raise InvalidRequest("epoch", f"{problem} length is another one; {cure}")
-        return found
+        return stream, found
 
     def _require_unmoved(self, cursor: Cursor, begun: Snapshot) -> None:
         """Raise InvalidRequest if the feed has another cursor, or was moved.  begun: where the loop
@@ -146,12 +147,16 @@ class Epoch(Generic[Array, Rich]):
             )
 
     def _items(self, item: Callable[..., Item]) -> Iterator[Item]:
-        feed, plan = self._feed, self._plan()
-        cursor = feed._cursor
-        if cursor.current.repositioned and cursor.sample >= plan.end_sample:
+        feed = self._feed
+        while True:
+            stream, plan = self._plan()
+            cursor, before = stream.cursor, stream.cursor.current
+            begin, begun = cursor.seek_epoch(plan.first_sample, plan.end_sample)
+            if stream is feed._stream:  # else another thread has replaced it
+                break
+        if before.repositioned and before.sample >= plan.end_sample:
             message = "epoch begins again epoch=%d: the feed was at sample %d, behind it"
-            _LOG.warning(message, plan.epoch, cursor.sample)
-        begin, begun = cursor.seek_epoch(plan.first_sample, plan.end_sample)
+            _LOG.warning(message, plan.epoch, before.sample)
         if begin < plan.stage.first_sample:
             raise InvalidRequest(
                 "epoch",
@@ -165,9 +170,12 @@ class Epoch(Generic[Array, Rich]):
             message = "epoch drops samples epoch=%d samples=%d batches=%d; tail='pad' keeps them"
             _LOG.log(level, message, plan.epoch, dropped, batch_count)
         if batch_count == 0:
-            cursor.skip_to(plan.end_sample)
+            ended = cursor.passed(begun, plan.end_sample)._replace(repositioned=False)
+            if begun is cursor.current:
+                cursor.current = ended
+            self._require_unmoved(cursor, ended)
             return
-        reader = feed._open(feed._stream, begin, batch_count)
+        reader = feed._open(stream, begin, batch_count)
         try:
             for index in range(batch_count):
                 first_sample = reader.sample
@@ -175,8 +183,8 @@ class Epoch(Generic[Array, Rich]):
                     self._require_unmoved(cursor, begun)
                     stream = feed._stream
                     if reader.request.stream is not stream.rest or reader.sample != first_sample:
-                        self._plan()  # the context length may change within this epoch now
-                        stream = feed._stream
+                        # The context length may change within this epoch now.
+                        stream, _ = self._plan()
                         reader.close()
                         reader = feed._open(stream, first_sample, batch_count - index)
                     batch = reader.next()
@@ -186,13 +194,14 @@ class Epoch(Generic[Array, Rich]):
                         delivered, after = feed._made(
                             item, batch, reader, stream, first_sample, end, behind, of_epoch=True
                         )
-                    # As in `Delivery._next`: without a call from here on.
-                    if stream is feed._stream and begun is cursor.current:
-                        if batch is not None:
-                            cursor.current = begun = after
+                    # As in `Delivery._next`.
+                    is_there = batch is not None
+                    if is_there and stream is feed._stream and begun is cursor.current:
+                        cursor.current = begun = after
                         break
-                if batch is None:
-                    break
+                    if not is_there and stream is feed._stream and begun is cursor.current:
+                        reader.close()
+                        return
                 yield delivered
         except GeneratorExit:
             # Python frees this iterator and would swallow a Ctrl-C in any code that runs here. So

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
-from tokenfeed.errors import InvalidRequest, TokenfeedError
+from tokenfeed.errors import InvalidRequest
 from tokenfeed.stream.position import SAMPLE_END
 
 from ..device.host_transfer import Pair
@@ -37,7 +37,6 @@ _LOG = logging.getLogger("tokenfeed.client")
 Array = TypeVar("Array")
 Rich = TypeVar("Rich")
 OneEpoch = TypeVar("OneEpoch")
-Item = TypeVar("Item")
 Own = TypeVar("Own", bound="Feed[Any, Any, Any]")
 
 
@@ -297,8 +296,11 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         if before is not None:
             return self._state_before(before)
         require_no_lightning()
-        stream = self._declared()
-        return stream.state_at(stream.cursor.current)
+        while True:
+            stream = self._declared()
+            snapshot = stream.cursor.current
+            if stream is self._stream:  # else another thread has changed it before that
+                return stream.state_at(snapshot)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:
         """Resume from a saved position, with its history.
@@ -375,7 +377,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         Raises: TokenfeedError if no server can describe the corpora.
         """
         stream = self._declared()
-        history = stream.told(self._cursor.now[2])
+        history = stream.told(stream.cursor.now[2])
         return named_runs(stream.known(), history) if history.runs else []
 
     @property
@@ -384,7 +386,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         waits until a server has described the dataset.
         Raises: TokenfeedError if no server can describe the dataset.
         """
-        return self._declared().position_of(self._cursor.sample)
+        stream = self._declared()
+        return stream.position_of(stream.cursor.sample)
 
     @property
     def token_count(self) -> int:
@@ -416,7 +419,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
         Raises: like `position`.
         """
-        position, end = self._request.position, self._end()
+        position, end = self._request.position, self._end(self._stream)
         return None if end == SAMPLE_END else max(0, end - self._cursor.sample) // position.stride
 
     @property
@@ -510,18 +513,6 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     # --- internals: how a batch arrives is in delivery.py ---
 
-    def _derived(self, derive: Callable[[FeedStream], Item]) -> tuple[FeedStream, Item]:
-        """Return what is read, and what derives from it.  Raises: what derive raises, unless
-        another thread has replaced the stream meanwhile, and closed its datasets.
-        """
-        while True:
-            before = self._stream
-            try:
-                return before, derive(before)
-            except TokenfeedError:
-                if before is self._stream:
-                    raise
-
     def _change(
         self, name: str, change: Callable[[FeedStream], Change], at_sample: int | None
     ) -> Change:
@@ -530,13 +521,22 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         name: of what is changed.  change: returns the changed stream, or the same; called again if
         another thread has replaced the stream meanwhile.  at_sample: as a user passed it; required
         with several ranks.
-        Raises: InvalidRequest; what change raises; like RankAgreement.await_all_ranks.
+        Raises: InvalidRequest; what change raises; like RankAgreement.await_all_ranks. If another
+        thread has passed the change, or changed the stream so that it cannot be made any more, this
+        rank raises though the others have made it.
         """
-        agreement, position = self._agreement, self._cursor.sample
+        agreement = self._agreement
+
+        def derive(own: FeedStream) -> tuple[FeedStream, int, int]:
+            position = own.cursor.sample
+            changed, begin = change(own)
+            # What begins before the position was in force already.
+            return changed, begin, begin if begin >= position else SAMPLE_END
+
         try:
             if at_sample is None and self._request.position.world_size > 1:
                 raise InvalidRequest("at_sample", "is required with several ranks")
-            before, (changed, begin) = self._derived(change)
+            before, (changed, begin, sample_max) = self._derived(derive)
             compared = "" if agreement is None else changed.compared()
         except BaseException as error:
             if agreement is not None:
@@ -544,14 +544,13 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             raise
 
         def install() -> None:
-            nonlocal before, changed, begin
-            # What begins before the position was in force already.
-            while not self._install(changed, before, begin if begin >= position else SAMPLE_END):
+            nonlocal before, changed, begin, sample_max
+            while not self._install(changed, before, sample_max):
                 changed.close_unless(now := self._stream)
                 if now is before:
                     problem = f"{begin} was passed by another thread; pass a sample further ahead"
                     raise InvalidRequest("at_sample", problem)
-                before, (changed, begin) = self._derived(change)
+                before, (changed, begin, sample_max) = self._derived(derive)
 
         if agreement is None:
             install()

@@ -170,14 +170,14 @@ class FeedStream:
         stages = self.stream.stages
         return stages[behind].first_sample if behind < len(stages) else SAMPLE_END
 
-    def batches_to(self, end_sample: int) -> int:
-        """Return how many batches of one shape come next: whole ones up to a sample, and one that
-        is filled up where the context length changes before it.
+    def batches_to(self, end_sample: int, sample: int) -> int:
+        """Return how many batches of one shape follow from a sample on: whole ones up to
+        end_sample, and one that is filled up where the context length changes before it.
         """
-        left, stride = self.cursor.sample, self.request.position.stride
+        stride = self.request.position.stride
         if self.length_end <= end_sample:
-            return -(-(self.length_end - left) // stride)
-        return max(0, end_sample - left) // stride
+            return -(-max(0, self.length_end - sample) // stride)
+        return max(0, end_sample - sample) // stride
 
     def tokens_of(self, batches: int) -> int:
         """Return the tokens of x in batches of this rank.  batches: that this feed has delivered,

@@ -64,6 +64,7 @@ class Datasets(ABC):
         see Requirements.
         """
         self._process = 0
+        self._is_closed = False
         self._owner: weakref.ref[object] | None = None
         self._request = request
         self._context_length = request.stream.context_length
@@ -147,6 +148,8 @@ class Datasets(ABC):
         self._supervisor = Supervisor(close_resources)
         if self._owner is not None and (owner := self._owner()) is not None:
             self._supervisor.end_with(owner)
+        if self._is_closed:  # while a connection was abandoned, by another thread
+            self._supervisor.begin_to_close()
 
     def end_with(self, owner: object) -> None:
         """Close this when an object is garbage-collected."""
@@ -183,14 +186,11 @@ class Datasets(ABC):
         """End all tasks, and release everything. May be called twice, from any thread and by a
         signal handler. A fork's copy is only let go of.
         """
-        closed = None
-        # A connection that is abandoned in another thread may bring another one meanwhile.
-        while self._supervisor is not closed:
-            closed = self._supervisor
-            if self.forked:
-                closed.closed = True
-            else:
-                closed.close()
+        self._is_closed = True
+        if self.forked:
+            self._supervisor.closed = True
+        else:
+            self._supervisor.close()
 
     # --- what both kinds check ---
 

@@ -209,8 +209,6 @@ class Servers(Datasets):
             _LOG.warning("connection abandoned, a cancelled call on it does not end")
             abandoned = self._supervisor
             self._connect()
-            if abandoned.closed:  # meanwhile, by another thread
-                self._supervisor.begin_to_close()
             abandoned.retire(task)
 
     def read_documents(self) -> None:

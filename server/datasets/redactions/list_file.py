@@ -34,6 +34,8 @@ _LOOK_SECONDS = 1.0
 _STORE_LOOK_SECONDS = 10.0
 """Between two looks at a list in an object store: each is billed, and may take seconds, so that a
 thread of its own does it. After one that failed, also who needs to know at once does not look."""
+_HELD_SECONDS = 5.0
+"""How long to wait for another look at a local file; then what is known counts."""
 _THREADS = WorkerThreads(4)
 _OLDER_RANGES_KEPT = 1 << 22
 """Of older lists: 100 MB."""
@@ -265,25 +267,37 @@ class RedactionLists:
                 return
         elif not at_once and called_at - self._looked_at < _LOOK_SECONDS:
             return
-        if self._lock.locked() and not at_once:
-            return  # another thread looks
-        with self._lock:  # not `acquire`: a Ctrl-C behind it would leave it locked
-            has_looked = max(self._looked_at, self._failed_at) > called_at
-            if has_looked and (scheme_of(self.path) or not at_once):
-                return  # another thread, meanwhile
-            self._looked_at = time.monotonic()
+        if not at_once:
+            if not self._lock.locked():  # else another thread looks
+                with self._lock:  # not `acquire`: a Ctrl-C behind it would leave it locked
+                    self._look_now(called_at, opens=False)
+        # A trainer's thread may hold it while a signal handler there waits for this one.
+        elif self._lock.acquire(timeout=-1 if scheme_of(self.path) else _HELD_SECONDS):
             try:
-                self._read_again(opens=at_once)
-            except OSError as error:
-                if error.errno not in _ABSENT:
-                    self._failed_at = time.monotonic()
-                    self._ignore(f"cannot be read: {error.strerror}")
-                    return
-                if self._known is not None and self._state:
-                    _LOG.warning("redactions gone, still known file=%s", log_safe_name(self.path))
-                self._state = ()
-            except DamagedList as problem:
-                self._ignore(str(problem))
+                self._look_now(called_at, opens=True)
+            finally:
+                self._lock.release()
+
+    def _look_now(self, called_at: float, *, opens: bool) -> None:
+        """Read the file again if it has changed, unless another thread has looked since a call that
+        need not look at once.  opens: as for `_read_again`.
+        """
+        has_looked = max(self._looked_at, self._failed_at) > called_at
+        if has_looked and (scheme_of(self.path) or not opens):
+            return
+        self._looked_at = time.monotonic()
+        try:
+            self._read_again(opens=opens)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                self._failed_at = time.monotonic()
+                self._ignore(f"cannot be read: {error.strerror}")
+                return
+            if self._known is not None and self._state:
+                _LOG.warning("redactions gone, still known file=%s", log_safe_name(self.path))
+            self._state = ()
+        except DamagedList as problem:
+            self._ignore(str(problem))
 
     def _ignore(self, problem: str) -> None:
         """Keep what was known, and log why, once."""

@@ -48,7 +48,7 @@ def state() -> State:
     deliver(feed, 20)
     feed = changed(feed, {"code": 1, "web": 1}, 60)
     deliver(feed, 10)
-    feed.cursor.skip_to(70)
+    feed.cursor.seek(70)
     deliver(feed, 35)
     feed = changed(feed, {"news": 2, "math": 1}, 200)
     found: State = json.loads(json.dumps(state_of(feed)))

@@ -59,7 +59,7 @@ def long_run(changes: int) -> FeedStream:
     feed = feed_of(HUNDRED, mixture=EQUAL, seed=3)
     for change in range(changes):
         feed = changed(feed, weights_of(HUNDRED, change))
-        feed.cursor.skip_to(feed.stream.stages[-1].first_sample)
+        feed.cursor.seek(feed.stream.stages[-1].first_sample)
         deliver(feed)
     return feed
 
@@ -79,7 +79,7 @@ def pair_run() -> FeedStream:
     deliver(feed, 3)
     for change in range(STAGES_MAX, STAGES_MAX + 40):
         feed = changed(feed, weights_of(PAIR, change), 10 * change)
-        feed.cursor.skip_to(feed.stream.stages[-1].first_sample)
+        feed.cursor.seek(feed.stream.stages[-1].first_sample)
         deliver(feed)
     return feed
 

@@ -100,7 +100,7 @@ class Feeds(RuleBasedStateMachine):
 
     @rule(part=st.integers(0, 100))
     def loop_over_an_earlier_epoch(self, part: int) -> None:
-        self.cursor.skip_to(part % (self.cursor.sample + 1))
+        self.cursor.seek(part % (self.cursor.sample + 1))
         self.commit()
 
     @rule(samples=st.integers(0, 9))

@@ -486,7 +486,7 @@ def test_a_history_tells_what_each_sample_was_whatever_was_changed_since(
             first = feed.cursor.sample
             delivered += enumerate(deliver(feed, count), first)
         elif action == "back":
-            feed.cursor.skip_to(begin + (feed.cursor.sample - begin) * count // 41)
+            feed.cursor.seek(begin + (feed.cursor.sample - begin) * count // 41)
             first = feed.cursor.sample
             delivered += enumerate(deliver(feed, 2), first)
         elif action == "pad":
@@ -512,9 +512,9 @@ def test_a_loop_back_is_attributed_to_the_stage_that_it_was_read_in() -> None:
     """Epoch 1, then epoch 0 once more, and from there on another seed."""
     feed = feed_of(CORPORA, 2, seed=1)
     windows = feed.require_rows()
-    feed.cursor.skip_to(windows)
+    feed.cursor.seek(windows)
     delivered = deliver(feed, 5)
-    feed.cursor.skip_to(0)
+    feed.cursor.seek(0)
     delivered += deliver(feed, 3)
 
     found = restarted(feed, feed_of(CORPORA, 2, seed=2), ("seed",))
@@ -796,7 +796,7 @@ def test_no_redaction_begins_where_rows_were_delivered() -> None:
     """Also not where a loop has been that went back since."""
     feed = feed_of(LISTED)
     deliver(feed, 40)
-    feed.cursor.skip_to(10)
+    feed.cursor.seek(10)
 
     with pytest.raises(InvalidRequest, match="at_sample: 10 is before 40"):
         requested_changes.redacted(feed, ONE.hex(), 10, None, None)

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -31,12 +32,13 @@ from tests.support.offline import offline_rows, received_rows
 from tests.support.redacting import redact
 from tokenfeed.client.feed.cursor import Cursor
 from tokenfeed.client.feed.delivery import BatchReader
-from tokenfeed.client.feed.epochs import Epoch
+from tokenfeed.client.feed.epochs import Epoch, EpochPlan
 from tokenfeed.client.feed.feed import Feed
 from tokenfeed.client.feed.options import Tail
 from tokenfeed.client.feed.requested_changes import Change, redacted
 from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.stats import FeedStats
+from tokenfeed.client.source.files import Files
 
 T = 8
 WINDOWS = 101
@@ -454,11 +456,124 @@ def test_a_skip_counts_from_the_batch_that_was_taken_meanwhile(
 ) -> None:
     with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
         next(feed)
-        meanwhile(monkeypatch, Cursor, "_at", lambda: next(feed))
+        meanwhile(monkeypatch, Cursor, "passed", lambda: next(feed))
         feed.skip(20)
 
         assert feed.position.samples == 28
         assert [(run["first_sample"], run["end_sample"]) for run in feed.history()] == [(0, 8)]
+
+
+def test_a_skip_while_a_reader_is_opened_loses_no_batch_at_the_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential", num_batches=5) as feed:
+        meanwhile(monkeypatch, Feed, "_end", lambda: feed.skip(4), is_before=True)
+
+        assert [x[0, 0].item() // T for x, _ in feed] == [4, 8, 12, 16]
+
+
+@pytest.mark.parametrize(("of", "name"), [(Feed, "_end"), (Files, "open_rows")])
+@pytest.mark.parametrize("samples", [40, 44])
+def test_a_skip_to_another_context_length_meanwhile_gives_its_batch(
+    path: Path, monkeypatch: pytest.MonkeyPatch, of: type, name: str, samples: int
+) -> None:
+    with RemoteBatches(f"file:{path}", 4, {0: T, 40: 2 * T}, order="random") as feed:
+        meanwhile(monkeypatch, of, name, lambda: feed.skip(samples), is_before=True)
+
+        assert next(feed)[0].shape == (2, 2 * T)
+        assert feed.position.samples == samples + 2
+
+
+def test_memory_for_another_context_length_is_refused_before_it_is_filled(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The length changes behind the check of what was passed."""
+    memory = [torch.zeros(4, T, dtype=torch.int64) for _ in range(2)]
+    with RemoteBatches(f"file:{path}", 4, {0: T, 40: 2 * T}, order="random") as feed:
+        meanwhile(monkeypatch, RemoteBatches, "_next", lambda: feed.skip(60), is_before=True)
+        with pytest.raises(InvalidRequest, match="which another thread has changed batches to"):
+            feed.copy_into(*memory)
+
+
+def test_a_state_has_the_redaction_of_the_batch_before_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread redacts, and takes a batch, while the state is taken."""
+    listed = redact([path], (0, 0, WINDOWS * T), fill=7)
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        next(feed)
+        meanwhile(monkeypatch, Feed, "_declared", lambda: (feed.redact(listed), next(feed)))
+        state = feed.state_dict()
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        feed.load_state_dict(state)
+
+        assert feed.position.samples == 8
+        assert next(feed)[0].tolist() == [[7] * T] * 4
+
+
+def test_a_redaction_begins_behind_the_batch_that_follows_a_state_loaded_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = redact([path], (0, 0, WINDOWS * T), fill=7)
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        state = feed.state_dict()
+        feed.skip(20)
+        acts = [lambda: next(feed), lambda: feed.load_state_dict(state)]
+
+        def redacted_late(*given: Any) -> Change:
+            found = redacted(*given)
+            if acts:
+                acts.pop()()
+            return found
+
+        monkeypatch.setattr("tokenfeed.client.feed.feed.redacted", redacted_late)
+        with pytest.raises(InvalidRequest, match="at_sample: 0 was passed by another thread"):
+            feed.redact(listed)
+        assert feed.redact(listed) == 4
+
+
+def test_an_epoch_without_a_batch_keeps_a_move_that_comes_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        feed.skip(100)
+        meanwhile(monkeypatch, EpochPlan, "dropped_count", lambda: feed.skip(1000))
+        with pytest.raises(InvalidRequest, match="0 was still being read when skip"):
+            list(feed.epoch(0))
+
+        assert feed.position.samples == 1100
+
+
+def test_an_epoch_is_that_of_a_state_that_is_loaded_while_it_is_planned(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another context length: an epoch has other rows then."""
+    allowed = ("context_length", "mid_epoch")
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        feed.skip(200)
+        state = feed.state_dict()
+    found = []
+    for is_meanwhile in (False, True):
+        with RemoteBatches(f"file:{path}", 4, 2 * T, order="sequential") as feed:
+            if is_meanwhile:
+                load = partial(feed.load_state_dict, state, allow=allowed)
+                meanwhile(monkeypatch, Epoch, "_plan", load)
+            else:
+                feed.load_state_dict(state, allow=allowed)
+            found.append((rows_of(feed.epoch(3)), feed.position))
+
+    assert found[0] == found[1]
+
+
+def test_who_asks_for_more_while_a_reader_is_opened_gets_it_in_the_next_batch(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        asked: list[Iterator[Any]] = []
+        meanwhile(monkeypatch, RemoteBatches, "_transfer", lambda: asked.append(feed.batches()))
+        next(feed)
+
+        assert next(asked[0]).tokens[0].tolist() == list(range(4 * T, 5 * T + 1))
 
 
 MOMENTS = {"read": (BatchReader, "next"), "made": (Feed, "_made")}

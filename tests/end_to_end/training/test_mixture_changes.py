@@ -35,6 +35,7 @@ from tests.support.mixtures import (
 from tests.support.offline import received_rows
 from tests.support.packed_corpora import write_corpus
 from tests.support.ports import free_port
+from tokenfeed.client.feed.length_changes import ahead_of_lengths
 from tokenfeed.client.feed.ranks import agreement
 from tokenfeed.client.feed.requested_changes import Change, reweighted
 from tokenfeed.stream.stream import Stream
@@ -460,6 +461,27 @@ def test_a_change_during_another_one_is_kept(
         assert [(stage.first_sample, len(stage.weights)) for stage in stages] == [
             (0, 2), (30, 2), (60, 1),
         ]  # fmt: skip
+
+
+def test_a_change_while_declared_lengths_are_placed_is_no_error(
+    paths: dict[str, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closes the datasets that are asked for their rows."""
+    lengths, mixture = {0: T, 200: 2 * T}, {"web": 1, "math": 1}
+    options = {"mixture": mixture, "order": "random"}
+    with RemoteBatches(local(paths), 4, lengths, **options) as feed:
+        left = [100]
+
+        def changed_meanwhile(*given: Any) -> int:
+            if left:
+                feed.change_mixture({"code": 1}, at_sample=left.pop())
+            return ahead_of_lengths(*given)
+
+        name = "tokenfeed.client.feed.requested_changes.ahead_of_lengths"
+        monkeypatch.setattr(name, changed_meanwhile)
+
+        assert next(feed)[0].shape == (4, T)
+        assert not feed.closed
 
 
 def test_a_closed_feed_opens_nothing_again(

@@ -73,6 +73,18 @@ def test_an_unknown_list_is_looked_for_at_once(path: str) -> None:
     assert lists.find(bytes(32)) is None
 
 
+def test_who_waits_for_a_look_that_does_not_end_gets_what_is_known(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler in the middle of that look may be what waits."""
+    monkeypatch.setattr(list_file, "_HELD_SECONDS", 0.1)
+    content = a_list(5)
+    lists = RedactionLists(path, DATASET, content)
+    with lists._lock:
+        assert lists.find(bytes(32)) is None
+        assert lists.content_now() is content
+
+
 def test_older_lists_are_found_after_later_additions(path: str) -> None:
     """A run goes on with the list that it took up."""
     content = a_list(*range(0, 60, 3))
