@@ -560,7 +560,7 @@ def test_an_epoch_is_that_of_a_state_that_is_loaded_while_it_is_planned(
                 meanwhile(monkeypatch, Epoch, "_plan", load)
             else:
                 feed.load_state_dict(state, allow=allowed)
-            found.append((rows_of(feed.epoch(3)), feed.position))
+            found.append((rows_of(iter(feed.epoch(3))), feed.position))
 
     assert found[0] == found[1]
 
