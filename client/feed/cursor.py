@@ -121,16 +121,17 @@ class Cursor:
         moved.seek(sample, history)
         return moved
 
-    def seek_epoch(self, first_sample: int, end_sample: int) -> tuple[int, Snapshot]:
-        """Return the sample at which a loop over an epoch begins, and `current`, which the loop
-        replaces; such a loop ends if something else does.
+    @staticmethod
+    def epoch_begin(now: Snapshot, first_sample: int, end_sample: int) -> tuple[int, Snapshot]:
+        """Return the sample at which a loop over an epoch begins, and the value of `current` then;
+        the loop replaces it with each batch, and ends if something else does.
 
-        first_sample, end_sample: of the epoch. If the feed was repositioned to a sample within
-        them, the loop begins there, else at first_sample. The next sample stays as it is.
+        now: the present value.  first_sample, end_sample: of the epoch. If the feed was
+        repositioned to a sample within them, the loop begins there, else at first_sample. The next
+        sample stays as it is.
         """
-        before, begun = self._replace(lambda now: now._replace(repositioned=False))
-        begins_here = before.repositioned and first_sample <= before.sample < end_sample
-        return before.sample if begins_here else first_sample, begun
+        begins_here = now.repositioned and first_sample <= now.sample < end_sample
+        return now.sample if begins_here else first_sample, now._replace(repositioned=False)
 
     def passed(self, now: Snapshot, sample: int, history: History | None = None) -> Snapshot:
         """Return the value of `current` for another sample, after the same batches.
@@ -141,14 +142,14 @@ class Cursor:
         known = before if history is None else history
         return Snapshot(sample, OpenRun(sample, batches, known, now.run.batch_size))
 
-    def _replace(self, derive: Callable[[Snapshot], Snapshot]) -> tuple[Snapshot, Snapshot]:
-        """Replace `current` by what derives from it; return both."""
+    def _replace(self, derive: Callable[[Snapshot], Snapshot]) -> None:
+        """Replace `current` by what derives from it."""
         while True:
             before = self.current
             derived = derive(before)
             if self.current is before:
                 self.current = derived
-                return before, derived
+                return
 
     def after(
         self,

@@ -134,7 +134,8 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _derived(self, derive: Callable[[FeedStream], Item]) -> tuple[FeedStream, Item]:
         """Return what is read, and what derives from it.  Raises: what derive raises, unless
-        another thread has replaced the stream meanwhile, and closed its datasets.
+        another thread or a signal handler has replaced the stream meanwhile, which may have closed
+        its datasets.
         """
         while True:
             before = self._stream
@@ -149,9 +150,10 @@ class Delivery(ABC, Generic[Array, Rich]):
 
         item: `_plain` or `_enriched`, which makes what is returned.
         """
-        own, x = threading.get_ident(), cast(Any, None if out is None else out[0])
+        own, held = threading.get_ident(), self._consumer
+        x = cast(Any, None if out is None else out[0])
         try:
-            # Without a call in between, as all that follows (`Cursor`).
+            # No call between the test and the assignment (`Cursor`), here and below.
             if self._consumer in (0, own):
                 self._consumer = own
             else:  # both would get the same batch, or lose one
@@ -161,10 +163,10 @@ class Delivery(ABC, Generic[Array, Rich]):
             while True:
                 stream = self._settled()
                 cursor, begun = stream.cursor, stream.cursor.current
-                shape = stream.request.position.batch_size, stream.context_length
-                if x is not None and x.shape != shape:
-                    problem = f"{tuple(x.shape)} is not {shape}, which another thread has changed"
-                    raise InvalidRequest("x", f"{problem} batches to; pass arrays of that shape")
+                if stream.length_end <= begun.sample < SAMPLE_END:
+                    continue  # another thread has moved it there: `_settled` goes on behind it
+                if x is not None:
+                    self._require_shape(x, stream)
                 try:
                     reader = self._reader_at(stream, begun.sample)
                     batch = None if reader is None else self._read(reader, out)
@@ -179,18 +181,24 @@ class Delivery(ABC, Generic[Array, Rich]):
                     )
                 # Another thread or a signal handler may have moved the feed meanwhile, or changed
                 # its stream, or dropped its reader, which then has no more batches.
-                is_there = batch is not None
-                if is_there and stream is self._stream and begun is cursor.current:
+                if batch is not None and stream is self._stream and begun is cursor.current:
                     cursor.current = after
                     return delivered
-                if is_there or reader is not self._reader:
+                if batch is not None or reader is not self._reader:
                     continue
                 if stream is self._stream and begun is cursor.current:
                     return None
         finally:
             # No call, which could be interrupted: the batch is committed, and not yet returned.
             if self._consumer == own:
-                self._consumer = 0
+                self._consumer = held  # by this thread, if a signal handler has taken the batch
+
+    def _require_shape(self, x: Any, stream: FeedStream) -> None:
+        """Raise InvalidRequest if batches have another shape than an array for them by now."""
+        shape = stream.request.position.batch_size, stream.context_length
+        if x.shape != shape:
+            problem = f"{tuple(x.shape)} is not {shape}, which another thread has changed"
+            raise InvalidRequest("x", f"{problem} batches to; pass arrays of that shape")
 
     def _reader_at(self, stream: FeedStream, sample: int) -> BatchReader[Array] | None:
         """Return what reads the batches of a stream from a sample on; None at the end."""
@@ -342,10 +350,14 @@ class Delivery(ABC, Generic[Array, Rich]):
 
     def _carry_more(self) -> None:
         """Note from now on what rich batches carry."""
-        if not self._is_rich:
-            self._datasets.read_documents()
+        if self._is_rich:
+            return
+        datasets = None
+        while datasets is not self._datasets:  # another thread may replace them meanwhile
+            datasets = self._datasets
+            datasets.read_documents()
             self._is_rich = True
-            self._drop_reader()
+        self._drop_reader()
 
     def _open(self, stream: FeedStream, sample: int, num_batches: int) -> BatchReader[Array]:
         """Start to read batches of a stream from a sample on."""
@@ -374,7 +386,9 @@ class Delivery(ABC, Generic[Array, Rich]):
         """
         if stream is before:
             return True
-        # Nothing comes between the two (`Cursor`).
+        if self._is_rich:
+            stream.datasets.read_documents()
+        # No call between the test and the assignment (`Cursor`).
         if self._stream is before and before.cursor.current.sample <= sample_max:
             self._stream = stream
         else:

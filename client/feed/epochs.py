@@ -151,8 +151,10 @@ class Epoch(Generic[Array, Rich]):
         while True:
             stream, plan = self._plan()
             cursor, before = stream.cursor, stream.cursor.current
-            begin, begun = cursor.seek_epoch(plan.first_sample, plan.end_sample)
-            if stream is feed._stream:  # else another thread has replaced it
+            begin, begun = cursor.epoch_begin(before, plan.first_sample, plan.end_sample)
+            # As in `Delivery._next`: else another thread has replaced one of them.
+            if stream is feed._stream and before is cursor.current:
+                cursor.current = begun
                 break
         if before.repositioned and before.sample >= plan.end_sample:
             message = "epoch begins again epoch=%d: the feed was at sample %d, behind it"
@@ -170,7 +172,8 @@ class Epoch(Generic[Array, Rich]):
             message = "epoch drops samples epoch=%d samples=%d batches=%d; tail='pad' keeps them"
             _LOG.log(level, message, plan.epoch, dropped, batch_count)
         if batch_count == 0:
-            ended = cursor.passed(begun, plan.end_sample)._replace(repositioned=False)
+            run = cursor.passed(begun, plan.end_sample).run
+            ended = begun._replace(sample=plan.end_sample, run=run)
             if begun is cursor.current:
                 cursor.current = ended
             self._require_unmoved(cursor, ended)
@@ -195,11 +198,10 @@ class Epoch(Generic[Array, Rich]):
                             item, batch, reader, stream, first_sample, end, behind, of_epoch=True
                         )
                     # As in `Delivery._next`.
-                    is_there = batch is not None
-                    if is_there and stream is feed._stream and begun is cursor.current:
+                    if batch is not None and stream is feed._stream and begun is cursor.current:
                         cursor.current = begun = after
                         break
-                    if not is_there and stream is feed._stream and begun is cursor.current:
+                    if batch is None and stream is feed._stream and begun is cursor.current:
                         reader.close()
                         return
                 yield delivered

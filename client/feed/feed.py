@@ -299,7 +299,7 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         while True:
             stream = self._declared()
             snapshot = stream.cursor.current
-            if stream is self._stream:  # else another thread has changed it before that
+            if stream is self._stream:  # else the snapshot may be of another stream
                 return stream.state_at(snapshot)
 
     def load_state_dict(self, state: dict[str, Any], *, allow: Collection[str] = ()) -> None:

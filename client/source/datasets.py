@@ -148,7 +148,7 @@ class Datasets(ABC):
         self._supervisor = Supervisor(close_resources)
         if self._owner is not None and (owner := self._owner()) is not None:
             self._supervisor.end_with(owner)
-        if self._is_closed:  # while a connection was abandoned, by another thread
+        if self._is_closed:  # by another thread, while a connection is abandoned
             self._supervisor.begin_to_close()
 
     def end_with(self, owner: object) -> None:
@@ -159,7 +159,7 @@ class Datasets(ABC):
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._supervisor.closed
+        return self._is_closed or self._supervisor.closed
 
     @property
     def forked(self) -> bool:

@@ -209,6 +209,8 @@ class Servers(Datasets):
             _LOG.warning("connection abandoned, a cancelled call on it does not end")
             abandoned = self._supervisor
             self._connect()
+            if abandoned.closed:  # meanwhile, since the feed is gone or the process ends
+                self._supervisor.begin_to_close()
             abandoned.retire(task)
 
     def read_documents(self) -> None:

@@ -34,7 +34,7 @@ _LOOK_SECONDS = 1.0
 _STORE_LOOK_SECONDS = 10.0
 """Between two looks at a list in an object store: each is billed, and may take seconds, so that a
 thread of its own does it. After one that failed, also who needs to know at once does not look."""
-_HELD_SECONDS = 5.0
+_HELD_SECONDS = 30.0
 """How long to wait for another look at a local file; then what is known counts."""
 _THREADS = WorkerThreads(4)
 _OLDER_RANGES_KEPT = 1 << 22
@@ -267,27 +267,27 @@ class RedactionLists:
                 return
         elif not at_once and called_at - self._looked_at < _LOOK_SECONDS:
             return
-        if not at_once:
-            if not self._lock.locked():  # else another thread looks
-                with self._lock:  # not `acquire`: a Ctrl-C behind it would leave it locked
-                    self._look_now(called_at, opens=False)
-        # A trainer's thread may hold it while a signal handler there waits for this one.
-        elif self._lock.acquire(timeout=-1 if scheme_of(self.path) else _HELD_SECONDS):
-            try:
-                self._look_now(called_at, opens=True)
-            finally:
-                self._lock.release()
+        # A trainer's thread may be in the middle of a look at a local file, and a signal handler
+        # there may wait for this thread. Not `acquire` with a timeout: a Ctrl-C behind the call
+        # would leave it locked.
+        wait_seconds = _HELD_SECONDS if at_once else 0.0
+        while self._lock.locked() and not (at_once and scheme_of(self.path)):
+            if time.monotonic() - called_at >= wait_seconds:
+                return
+            time.sleep(0.01)
+        with self._lock:
+            self._look_now(called_at, at_once=at_once)
 
-    def _look_now(self, called_at: float, *, opens: bool) -> None:
-        """Read the file again if it has changed, unless another thread has looked since a call that
-        need not look at once.  opens: as for `_read_again`.
+    def _look_now(self, called_at: float, *, at_once: bool) -> None:
+        """Read the file again if it has changed; not if another thread has done so since called_at,
+        unless that is a local file that is looked at at once.
         """
         has_looked = max(self._looked_at, self._failed_at) > called_at
-        if has_looked and (scheme_of(self.path) or not opens):
+        if has_looked and (scheme_of(self.path) or not at_once):
             return
         self._looked_at = time.monotonic()
         try:
-            self._read_again(opens=opens)
+            self._read_again(opens=at_once)
         except OSError as error:
             if error.errno not in _ABSENT:
                 self._failed_at = time.monotonic()

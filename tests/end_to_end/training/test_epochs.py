@@ -34,6 +34,7 @@ from tokenfeed.client.feed.cursor import Cursor
 from tokenfeed.client.feed.delivery import BatchReader
 from tokenfeed.client.feed.epochs import Epoch, EpochPlan
 from tokenfeed.client.feed.feed import Feed
+from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.client.feed.options import Tail
 from tokenfeed.client.feed.requested_changes import Change, redacted
 from tokenfeed.client.feed.resume import Resumption, resumed
@@ -472,13 +473,16 @@ def test_a_skip_while_a_reader_is_opened_loses_no_batch_at_the_end(
         assert [x[0, 0].item() // T for x, _ in feed] == [4, 8, 12, 16]
 
 
-@pytest.mark.parametrize(("of", "name"), [(Feed, "_end"), (Files, "open_rows")])
+@pytest.mark.parametrize(
+    ("of", "name"), [(Feed, "_end"), (Files, "open_rows"), (FeedStream, "settled")]
+)
 @pytest.mark.parametrize("samples", [40, 44])
 def test_a_skip_to_another_context_length_meanwhile_gives_its_batch(
     path: Path, monkeypatch: pytest.MonkeyPatch, of: type, name: str, samples: int
 ) -> None:
     with RemoteBatches(f"file:{path}", 4, {0: T, 40: 2 * T}, order="random") as feed:
-        meanwhile(monkeypatch, of, name, lambda: feed.skip(samples), is_before=True)
+        is_before = of is not FeedStream
+        meanwhile(monkeypatch, of, name, lambda: feed.skip(samples), is_before=is_before)
 
         assert next(feed)[0].shape == (2, 2 * T)
         assert feed.position.samples == samples + 2
@@ -544,6 +548,17 @@ def test_an_epoch_without_a_batch_keeps_a_move_that_comes_meanwhile(
         assert feed.position.samples == 1100
 
 
+def test_an_epoch_goes_on_at_its_position_though_the_feed_is_changed_as_it_begins(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = redact([path], (0, 0, T), fill=7)
+    with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
+        feed.skip(40)
+        meanwhile(monkeypatch, Cursor, "epoch_begin", lambda: feed.redact(listed, at_sample=90))
+
+        assert [x[0, 0].item() // T for x, _ in feed.epoch(0)] == list(range(40, 100, 4))
+
+
 def test_an_epoch_is_that_of_a_state_that_is_loaded_while_it_is_planned(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -604,7 +619,8 @@ def meanwhile(
         act_once()
         return found
 
-    monkeypatch.setattr(of, name, acted)
+    is_static = isinstance(vars(of).get(name), staticmethod)
+    monkeypatch.setattr(of, name, staticmethod(acted) if is_static else acted)
 
 
 @pytest.mark.parametrize("how", ["skip", "load"])
