@@ -44,6 +44,16 @@ class Snapshot(NamedTuple):
     repositioned: bool = True
     restored: bool = False
 
+    def epoch_begin(self, first_sample: int, end_sample: int) -> tuple[int, Snapshot]:
+        """Return the sample at which a loop over an epoch begins, and the value of `current` then;
+        the loop replaces it with each batch, and ends if something else does.
+
+        first_sample, end_sample: bound the epoch. If the feed was repositioned to a sample within
+        them, the loop begins there, else at first_sample. The next sample stays as it is.
+        """
+        begins_here = self.repositioned and first_sample <= self.sample < end_sample
+        return self.sample if begins_here else first_sample, self._replace(repositioned=False)
+
 
 class Cursor:
     """The position of a feed, which any thread may read and move.
@@ -120,18 +130,6 @@ class Cursor:
         moved = copy(self)
         moved.seek(sample, history)
         return moved
-
-    @staticmethod
-    def epoch_begin(now: Snapshot, first_sample: int, end_sample: int) -> tuple[int, Snapshot]:
-        """Return the sample at which a loop over an epoch begins, and the value of `current` then;
-        the loop replaces it with each batch, and ends if something else does.
-
-        now: the present value.  first_sample, end_sample: of the epoch. If the feed was
-        repositioned to a sample within them, the loop begins there, else at first_sample. The next
-        sample stays as it is.
-        """
-        begins_here = now.repositioned and first_sample <= now.sample < end_sample
-        return now.sample if begins_here else first_sample, now._replace(repositioned=False)
 
     def passed(self, now: Snapshot, sample: int, history: History | None = None) -> Snapshot:
         """Return the value of `current` for another sample, after the same batches.

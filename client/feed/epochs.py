@@ -146,12 +146,15 @@ class Epoch(Generic[Array, Rich]):
                 "epoch moved its feed; start the loop again",
             )
 
-    def _items(self, item: Callable[..., Item]) -> Iterator[Item]:
+    def _begin(self) -> tuple[FeedStream, EpochPlan, int, Snapshot]:
+        """Begin a loop.  Returns: what is read, its plan, the first sample, and the position of the
+        feed, which the loop replaces.  Raises: as `_plan`; InvalidRequest.
+        """
         feed = self._feed
         while True:
             stream, plan = self._plan()
             cursor, before = stream.cursor, stream.cursor.current
-            begin, begun = cursor.epoch_begin(before, plan.first_sample, plan.end_sample)
+            begin, begun = before.epoch_begin(plan.first_sample, plan.end_sample)
             # As in `Delivery._next`: else another thread has replaced one of them.
             if stream is feed._stream and before is cursor.current:
                 cursor.current = begun
@@ -165,6 +168,12 @@ class Epoch(Generic[Array, Rich]):
                 f"{plan.epoch} began before sample {plan.stage.first_sample}, from which on this "
                 "feed reads another stream; read a later one",
             )
+        return stream, plan, begin, begun
+
+    def _items(self, item: Callable[..., Item]) -> Iterator[Item]:
+        feed = self._feed
+        stream, plan, begin, begun = self._begin()
+        cursor = stream.cursor
         batch_count = plan.batch_count(begin)
         if dropped := plan.dropped_count(begin):
             # A loop that gets no batch at all would end without a word.

@@ -30,14 +30,13 @@ from tests.conftest import Serve, WriteTokens
 from tests.support.object_server import object_server
 from tests.support.offline import offline_rows, received_rows
 from tests.support.redacting import redact
-from tokenfeed.client.feed.cursor import Cursor
+from tokenfeed.client.feed import feed as feed_module
+from tokenfeed.client.feed.cursor import Cursor, Snapshot
 from tokenfeed.client.feed.delivery import BatchReader
 from tokenfeed.client.feed.epochs import Epoch, EpochPlan
 from tokenfeed.client.feed.feed import Feed
 from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.client.feed.options import Tail
-from tokenfeed.client.feed.requested_changes import Change, redacted
-from tokenfeed.client.feed.resume import Resumption, resumed
 from tokenfeed.client.feed.stats import FeedStats
 from tokenfeed.client.source.files import Files
 
@@ -384,15 +383,8 @@ def test_a_redaction_while_a_state_is_loaded_is_in_force(
     listed = redact([path], (0, 0, WINDOWS * T), fill=7)
     with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
         next(feed)
-        state, left = feed.state_dict(), [40]
-
-        def redacted_meanwhile(*given: Any) -> Resumption:
-            found = resumed(*given)
-            if left:
-                feed.redact(listed, at_sample=left.pop())
-            return found
-
-        monkeypatch.setattr("tokenfeed.client.feed.feed.resumed", redacted_meanwhile)
+        state = feed.state_dict()
+        meanwhile(monkeypatch, feed_module, "resumed", lambda: feed.redact(listed, at_sample=40))
         feed.load_state_dict(state)
 
         rows = [row for _ in range(12) for row in next(feed)[0].tolist()]
@@ -436,15 +428,13 @@ def test_a_change_whose_first_sample_is_passed_meanwhile_is_refused(
         with pytest.raises(InvalidRequest, match="at_sample: 4 was passed by another thread"):
             feed.redact(listed)
 
-        acts = [lambda: next(feed), lambda: feed.load_state_dict(feed.state_dict())]
-
-        def redacted_late(*given: Any) -> Change:
-            found = redacted(*given)
-            if acts:
-                acts.pop()()
-            return found
-
-        monkeypatch.setattr("tokenfeed.client.feed.feed.redacted", redacted_late)
+        meanwhile(
+            monkeypatch,
+            feed_module,
+            "redacted",
+            lambda: feed.load_state_dict(feed.state_dict()),
+            lambda: next(feed),
+        )
         with pytest.raises(InvalidRequest, match="at_sample: 8 was passed by another thread"):
             feed.redact(listed)
 
@@ -522,15 +512,8 @@ def test_a_redaction_begins_behind_the_batch_that_follows_a_state_loaded_meanwhi
     with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
         state = feed.state_dict()
         feed.skip(20)
-        acts = [lambda: next(feed), lambda: feed.load_state_dict(state)]
-
-        def redacted_late(*given: Any) -> Change:
-            found = redacted(*given)
-            if acts:
-                acts.pop()()
-            return found
-
-        monkeypatch.setattr("tokenfeed.client.feed.feed.redacted", redacted_late)
+        load = partial(feed.load_state_dict, state)
+        meanwhile(monkeypatch, feed_module, "redacted", load, lambda: next(feed))
         with pytest.raises(InvalidRequest, match="at_sample: 0 was passed by another thread"):
             feed.redact(listed)
         assert feed.redact(listed) == 4
@@ -554,7 +537,7 @@ def test_an_epoch_goes_on_at_its_position_though_the_feed_is_changed_as_it_begin
     listed = redact([path], (0, 0, T), fill=7)
     with RemoteBatches(f"file:{path}", 4, T, order="sequential") as feed:
         feed.skip(40)
-        meanwhile(monkeypatch, Cursor, "epoch_begin", lambda: feed.redact(listed, at_sample=90))
+        meanwhile(monkeypatch, Snapshot, "epoch_begin", lambda: feed.redact(listed, at_sample=90))
 
         assert [x[0, 0].item() // T for x, _ in feed.epoch(0)] == list(range(40, 100, 4))
 
@@ -597,18 +580,17 @@ MOMENTS = {"read": (BatchReader, "next"), "made": (Feed, "_made")}
 
 def meanwhile(
     monkeypatch: pytest.MonkeyPatch,
-    of: type,
+    of: Any,
     name: str,
-    act: Callable[[], object],
-    *,
+    *acts: Callable[[], object],
     is_before: bool = False,
 ) -> None:
-    """Have another thread act once, behind the next call of a method, or before it."""
-    step, left = getattr(of, name), [act]
+    """Have another thread act once behind each of the next calls of a function, or before it."""
+    step, left = getattr(of, name), [*acts]
 
     def act_once() -> None:
         if left:
-            thread = threading.Thread(target=left.pop())
+            thread = threading.Thread(target=left.pop(0))
             thread.start()
             thread.join()
 
@@ -616,11 +598,11 @@ def meanwhile(
         if is_before:
             act_once()
         found = step(*given, **options)
-        act_once()
+        if not is_before:
+            act_once()
         return found
 
-    is_static = isinstance(vars(of).get(name), staticmethod)
-    monkeypatch.setattr(of, name, staticmethod(acted) if is_static else acted)
+    monkeypatch.setattr(of, name, acted)
 
 
 @pytest.mark.parametrize("how", ["skip", "load"])
