@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import signal
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -100,6 +102,25 @@ class Process:
     def all(self) -> tuple[int, int, int]:
         """Memory, descriptors, threads."""
         return self.memory_bytes(), self.descriptor_count(), self.thread_count()
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2 (mallinfo(3))."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        )
+    ]
+
+
+def heap_bytes() -> int:
+    """Bytes of this process that malloc has handed out and not got back: no freed blocks."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _Mallinfo
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 class Replica:
