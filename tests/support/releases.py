@@ -31,7 +31,8 @@ def last_release() -> str:
 def extract(commit: str, folder: Path, *paths: str) -> Path:
     """Write the files of a commit, or some of its paths, into a folder, and return it."""
     with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, *paths))) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.4 on
+        packed.extractall(folder)
     return folder
 
 

@@ -28,7 +28,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     sdist = next(iter(SdistBuilder(str(ROOT)).build(directory=str(folder))))
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.4 on
+        archive.extractall(folder)
     return build(Path(sdist.removesuffix(".tar.gz")), folder)
 
 

@@ -302,6 +302,31 @@ def test_a_checkpoint_that_would_run_code_is_refused_and_runs_nothing(
     assert "is refused" in str(found.value) or save in (in_old_file, in_pickle)
 
 
+def test_a_distributed_checkpoint_of_python_3_11_2_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saves members of enums by a call of getattr, which stays refused for all else."""
+    encoding = torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING
+    monkeypatch.setattr(
+        encoding, "__reduce_ex__", lambda self, _: (getattr, (encoding, self.name)), raising=False
+    )
+    save_flattened(STATE, tmp_path / "3.11.2")
+    monkeypatch.undo()
+    assert b"getattr" in (tmp_path / "3.11.2" / ".metadata").read_bytes()
+
+    assert read_states(tmp_path / "3.11.2") == [CheckpointState("data.feed", read_state(STATE))]
+
+    class Attribute:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return getattr, ("", "join")
+
+    metadata = pickle.loads((tmp_path / "3.11.2" / ".metadata").read_bytes())
+    metadata.planner_data = Attribute()
+    (tmp_path / "3.11.2" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(InvalidRequest, match=r"is refused: it names builtins\.getattr"):
+        read_states(tmp_path / "3.11.2")
+
+
 def test_a_distributed_checkpoint_names_no_file_outside_of_its_folder(tmp_path: Path) -> None:
     """It could have others read."""
     for name in ("../outside", "/etc/hostname", "a/../../b"):

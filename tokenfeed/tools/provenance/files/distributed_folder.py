@@ -67,6 +67,15 @@ class _Refusal(pickle.UnpicklingError):
     """A metadata file names what it does not consist of."""
 
 
+def _member(kind: Any, name: Any) -> _Record:
+    """Stand in for a member of an enum, which Python 3.11.0 to 3.11.3 saves as an attribute of its
+    class.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, _Record)):
+        raise _Refusal("builtins.getattr")
+    return kind()
+
+
 class _Reader(pickle.Unpickler):
     """Reads a metadata file without calling anything that it names."""
 
@@ -78,6 +87,8 @@ class _Reader(pickle.Unpickler):
         """Return what stands in for a class."""
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         is_accepted = name in _ACCEPTED.get(module, ())
         if not is_accepted and not (module == "torch" and _TORCH.fullmatch(name)):
             raise _Refusal(f"{module}.{name}")
