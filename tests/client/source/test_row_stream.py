@@ -167,6 +167,15 @@ def test_nothing_is_lost_or_repeated_when_a_call_goes_wrong(
     assert scripted.scripts == []
 
 
+def test_a_last_call_that_a_server_ends_too_early_is_asked_again(
+    scripted: ScriptedServer, open_stream: OpenStream
+) -> None:
+    """No later call would show that rows are missing."""
+    scripted.scripts = [too_short]
+
+    assert samples(open_stream(2)) == [0, 1, 2, 3]
+
+
 def test_a_break_within_a_batch_asks_for_the_rest_of_that_batch(
     scripted: ScriptedServer, open_stream: OpenStream
 ) -> None:
