@@ -312,12 +312,12 @@ def test_servers_that_do_not_take_it_up_are_named(
 ) -> None:
     """One with another dataset, one that is not there: the erasure itself is done."""
     server = serve("--data", corpus[1])
-    words = [corpus[0], "--range=0:100:900", "--erase", *DELIMITER, "--wait-seconds=0.5"]
+    words = [corpus[0], "--range=0:100:900", "--erase", *DELIMITER, "--wait-seconds=3"]
     assert main([*words, "--wait", server.address, "--wait=127.0.0.1:1"]) == 1
 
     assert f"{server.address} does not serve this dataset" in caplog.text
     assert "127.0.0.1:1 cannot be asked: " in caplog.text
-    behind = f"not taken up after 0.5 s by {server.address}, 127.0.0.1:1"
+    behind = f"not taken up after 3 s by {server.address}, 127.0.0.1:1"
     assert f"{behind}; the files are erased, run it again to wait" in capsys.readouterr().err
 
 
