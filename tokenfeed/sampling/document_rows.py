@@ -98,27 +98,23 @@ class DocumentStats:
         return DocumentStats(**sums)
 
 
-def document_lengths(starts: Numbers, token_count: int) -> tuple[Numbers, Numbers]:
-    """Return where the documents of a file begin, and their lengths: int64[documents] both.
+def document_lengths(starts: Numbers, token_count: int) -> Numbers:
+    """Return the lengths of the documents of a file: int64[documents].
 
-    starts: int64[n], strictly ascending; tokens before the first one are a document too.
-    token_count: of the file.
+    starts: int64[documents], where they begin, strictly ascending from 0 on.  token_count: of the
+    file.
     """
-    if not token_count:
-        starts = starts[:0]
-    elif not starts.size or starts[0]:
-        starts = np.insert(starts, 0, 0)
     lengths = np.empty_like(starts)
     np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
     lengths[-1:] = token_count - starts[-1:]
-    return starts, lengths
+    return lengths
 
 
 @dataclass(frozen=True, slots=True)
 class FilePieces:
     """The pieces of one file.
 
-    starts, lengths: int64[documents], as of `document_lengths`.
+    starts, lengths: int64[documents], where its documents begin, and how long they are.
     """
 
     key: RowsKey
@@ -128,7 +124,7 @@ class FilePieces:
     @classmethod
     def of(cls, starts: Numbers, token_count: int, key: RowsKey) -> FilePieces:
         """Take the documents of a file; the arguments are as for `document_lengths`."""
-        return cls(key, *document_lengths(starts, token_count))
+        return cls(key, starts, document_lengths(starts, token_count))
 
     def stats(self) -> DocumentStats:
         """Return what becomes of the documents, without rows."""

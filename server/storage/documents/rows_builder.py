@@ -200,7 +200,7 @@ class RowsBuilder(IndexBuilder[IndexFacts, RowIndex]):
         def sent() -> Iterator[FileDocuments]:
             for file, token_count in enumerate(self.store.shape.token_counts.tolist()):
                 starts = self.starts.starts_of(file)
-                lengths.add(document_lengths(starts, token_count)[1])
+                lengths.add(document_lengths(starts, token_count))
                 yield FileDocuments(starts, token_count)
 
         for rows in self._run(sent(), self.key, None):
