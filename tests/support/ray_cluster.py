@@ -26,6 +26,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._nodes: list[subprocess.Popen[str]] = []
+        self._stopped: list[int] = []
         self.address = f"127.0.0.1:{free_port()}"
 
     def add(self) -> subprocess.Popen[str]:
@@ -57,6 +58,7 @@ class Cluster:
                     os.kill(int(process.name), signal.SIGSTOP)
                     assert eventually(lambda: status(process)[0] == "T")  # noqa: B023
                     if encodes(process):
+                        self._stopped.append(int(process.name))
                         return True
                     # It was done just before.
                     os.kill(int(process.name), signal.SIGCONT)
@@ -71,6 +73,9 @@ class Cluster:
         for node in self._nodes:
             if node.poll() is None:
                 self.kill(node)
+        for process_id in self._stopped:  # they have groups of their own, and notice nothing
+            with suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
 
 
 def encodes(process: Path) -> bool:

@@ -85,6 +85,7 @@ def test_several_processes_store_the_same_bytes(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)  # a test of test_executors.py may have the cluster for 700
 def test_a_ray_cluster_stores_the_same_bytes(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
