@@ -31,9 +31,14 @@ def last_release() -> str:
 def extract(commit: str, folder: Path, *paths: str) -> Path:
     """Write the files of a commit, or some of its paths, into a folder, and return it."""
     with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, *paths))) as packed:
-        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.4 on
-        packed.extractall(folder)
+        unpack(packed, folder)
     return folder
+
+
+def unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Write the files of an archive into a folder."""
+    archive.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.4 on
+    archive.extractall(folder)
 
 
 def _git(*words: str) -> bytes:

@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.server.ingest.corpus import make_tokenizer
 from tests.support.installing import build, finished, install, run, serving
+from tests.support.releases import unpack
 
 NAMES = ("client", "server")
 
@@ -28,8 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     sdist = next(iter(SdistBuilder(str(ROOT)).build(directory=str(folder))))
     with tarfile.open(sdist) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # 3.11.4 on
-        archive.extractall(folder)
+        unpack(archive, folder)
     return build(Path(sdist.removesuffix(".tar.gz")), folder)
 
 

@@ -27,6 +27,7 @@ from client import (
     StreamMismatch,
 )
 from tests.conftest import Serve, WriteTokens
+from tests.support.meanwhile import meanwhile
 from tests.support.object_server import object_server
 from tests.support.offline import offline_rows, received_rows
 from tests.support.redacting import redact
@@ -576,33 +577,6 @@ def test_who_asks_for_more_while_a_reader_is_opened_gets_it_in_the_next_batch(
 
 MOMENTS = {"read": (BatchReader, "next"), "made": (Feed, "_made")}
 """When the rows of a batch have come, and before it is counted."""
-
-
-def meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-    of: Any,
-    name: str,
-    *acts: Callable[[], object],
-    is_before: bool = False,
-) -> None:
-    """Have another thread act once behind each of the next calls of a function, or before it."""
-    step, left = getattr(of, name), [*acts]
-
-    def act_once() -> None:
-        if left:
-            thread = threading.Thread(target=left.pop(0))
-            thread.start()
-            thread.join()
-
-    def acted(*given: Any, **options: Any) -> Any:
-        if is_before:
-            act_once()
-        found = step(*given, **options)
-        if not is_before:
-            act_once()
-        return found
-
-    monkeypatch.setattr(of, name, acted)
 
 
 @pytest.mark.parametrize("how", ["skip", "load"])

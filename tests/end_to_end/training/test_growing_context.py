@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ import torch
 
 from client import InvalidRequest, Mixture, NumpyBatches, RemoteBatches, StreamMismatch
 from tests.conftest import Serve
+from tests.support.meanwhile import meanwhile
 from tests.support.redacting import redact
 from tokenfeed.client.feed import delivery
 from tokenfeed.client.feed.delivery import BatchReader
-from tokenfeed.client.feed.feed_stream import FeedStream
 from tokenfeed.sampling.plan import Shape, plan
 
 U = 1 << 19
@@ -449,15 +450,9 @@ def test_a_change_by_another_thread_never_fills_memory_of_the_old_shape(
     """The batch that is being read may become one of the new length: that is refused by name."""
     with RemoteBatches(local(paths), 8, LONG, order="random") as feed:
         x, y = (torch.empty(8, LONG, dtype=torch.int64) for _ in range(2))
-        read = BatchReader.next
-
-        def changed_meanwhile(reader: Any, out: Any = None) -> Any:
-            monkeypatch.undo()
-            feed.change_context_length(LONGER, at_sample=8)
-            return read(reader, out)
-
         assert feed.copy_into(x, y)
-        monkeypatch.setattr(BatchReader, "next", changed_meanwhile)
+        change = partial(feed.change_context_length, LONGER, at_sample=8)
+        meanwhile(monkeypatch, BatchReader, "next", change, is_before=True)
         with pytest.raises(InvalidRequest, match=r"x: \(8, 32768\) is not \(2, 131072\), which"):
             feed.copy_into(x, y)
         assert next(feed)[0].shape == (2, LONGER)
@@ -473,16 +468,15 @@ def test_a_redaction_during_the_placing_of_declared_lengths_stays(
         copy.hardlink_to(path)
     listed = redact(copies, (0, 1000, 700_000), options=["--format", "raw", "--dtype", "uint32"])
     with feed_of(local(copies), GROWING, batch_size=12) as feed:
-        declare = delivery.declared
-
-        def redacted_meanwhile(stream: FeedStream) -> FeedStream:
-            monkeypatch.undo()
-            found = declare(stream)
-            assert feed.redact(listed, at_sample=7) == 7
-            return found
-
-        monkeypatch.setattr(delivery, "declared", redacted_meanwhile)
+        begun: list[int] = []
+        meanwhile(
+            monkeypatch,
+            delivery,
+            "declared",
+            lambda: begun.append(feed.redact(listed, at_sample=7)),
+        )
         assert next(feed)[0].shape == (12, LONG)
+        assert begun == [7]
         (redaction,) = feed.state_dict()["stream"][5]
         assert redaction[0] == 7
         assert len(feed.state_dict()["stream"][4]) == 3

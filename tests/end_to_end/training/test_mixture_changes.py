@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from client import InvalidRequest, Mixture, NotFound, RemoteBatches, StreamMisma
 from tests.conftest import Serve, WriteTokens
 from tests.support import reference
 from tests.support.commands import run_ranks
+from tests.support.meanwhile import meanwhile
 from tests.support.mixtures import (
     MIXTURE,
     NAMES,
@@ -35,9 +37,9 @@ from tests.support.mixtures import (
 from tests.support.offline import received_rows
 from tests.support.packed_corpora import write_corpus
 from tests.support.ports import free_port
-from tokenfeed.client.feed.length_changes import ahead_of_lengths
+from tokenfeed.client.feed import feed as feed_module
+from tokenfeed.client.feed import requested_changes
 from tokenfeed.client.feed.ranks import agreement
-from tokenfeed.client.feed.requested_changes import Change, reweighted
 from tokenfeed.stream.stream import Stream
 
 
@@ -441,20 +443,8 @@ def test_a_change_during_another_one_is_kept(
     """
     with RemoteBatches(local(paths), B, T, mixture={"web": 7, "math": 3}) as feed:
         next(feed)
-        left = [60]
-
-        def change() -> None:
-            if left:
-                feed.change_mixture({"code": 1}, at_sample=left.pop())
-
-        def changed_meanwhile(*given: Any) -> Change:
-            if is_before:
-                change()
-            found = reweighted(*given)
-            change()
-            return found
-
-        monkeypatch.setattr("tokenfeed.client.feed.feed.reweighted", changed_meanwhile)
+        change = partial(feed.change_mixture, {"code": 1}, at_sample=60)
+        meanwhile(monkeypatch, feed_module, "reweighted", change, is_before=is_before)
         assert feed.change_mixture({"web": 1, "code": 1}, at_sample=30) == 30
 
         stages = feed._stream.stream.stages
@@ -470,15 +460,8 @@ def test_a_change_while_declared_lengths_are_placed_is_no_error(
     lengths, mixture = {0: T, 200: 2 * T}, {"web": 1, "math": 1}
     options = {"mixture": mixture, "order": "random"}
     with RemoteBatches(local(paths), 4, lengths, **options) as feed:
-        left = [100]
-
-        def changed_meanwhile(*given: Any) -> int:
-            if left:
-                feed.change_mixture({"code": 1}, at_sample=left.pop())
-            return ahead_of_lengths(*given)
-
-        name = "tokenfeed.client.feed.requested_changes.ahead_of_lengths"
-        monkeypatch.setattr(name, changed_meanwhile)
+        change = partial(feed.change_mixture, {"code": 1}, at_sample=100)
+        meanwhile(monkeypatch, requested_changes, "ahead_of_lengths", change, is_before=True)
 
         assert next(feed)[0].shape == (4, T)
         assert not feed.closed
