@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,14 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.manual_seed(1337)
     dist.init_process_group("gloo")
+    train(options)
+    # After the model: one that outlives the process group can hang the process (torch 2.13).
+    dist.destroy_process_group()
+    return 0
+
+
+def train(options: Namespace) -> None:
+    """Train from the newest checkpoint on, and save another one."""
     training = Training(options.vocab_size)
     with (
         server_at(options.target) as address,
@@ -76,8 +85,6 @@ def main() -> int:
             print(f"samples {first_sample} to {feed.position.samples} in {len(losses)} steps")
             print(f"loss of rank 0: {losses[0]:.3f} -> {losses[-1]:.3f}")
             print(feed.stats())
-    dist.destroy_process_group()
-    return 0
 
 
 class Training:
