@@ -75,8 +75,12 @@ def register(
     The registry does not keep the feed: one that was closed, or freed, is left out from then on.
     registry: of prometheus_client; by default its global one.  name: differs between the open feeds
     of a registry.
-    Raises: InvalidRequest if the name is taken, or not printable text of 1 to 128 characters.
+    Raises: InvalidRequest if the name is taken, or not printable text of 1 to 128 characters, and
+    for what is no feed.
     """
+    if not hasattr(feed, "stats"):
+        problem = "has no statistics; register each feed of validation_feeds, with its own name"
+        raise InvalidRequest("feed", problem)
     name = arguments.text("name", name)
     if not (name.isprintable() and 0 < len(name) <= _NAME_MAX):
         problem = f"{arguments.shown(name)} is not printable text of 1 to {_NAME_MAX} characters"

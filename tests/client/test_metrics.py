@@ -178,6 +178,18 @@ def test_a_feed_of_an_evaluation_can_be_registered(
     assert scrape() == {}
 
 
+def test_all_feeds_of_an_evaluation_at_once_are_refused_and_disturb_no_scrape(
+    path: Path, registry: prometheus_client.CollectorRegistry, scrape: Scrape
+) -> None:
+    """They are a dict, which has no statistics."""
+    with (
+        validation_feeds(f"file:web={path}", B, T, ["web"]) as feeds,
+        pytest.raises(InvalidRequest, match=r"^feed: .*each feed of validation_feeds"),
+    ):
+        metrics.register(feeds, registry, name="val")  # type: ignore[arg-type]
+    assert scrape() == {}
+
+
 def test_scrapes_and_feeds_that_come_and_go_do_not_disturb_each_other(
     path: Path, registry: prometheus_client.CollectorRegistry
 ) -> None:

@@ -41,7 +41,7 @@ def in_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[object]]:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(15)
+            thread.join(100)
             if thread.is_alive():  # another rank has failed, and this one waits for it
                 for feed in feeds:
                     feed.close()

@@ -51,7 +51,7 @@ EXPERIMENTS = (
     Experiment("cut", network.broken, 10, 40, 2000),
     Experiment("slow", network.slowed, 5, 20, 2000),
     Experiment("flip", network.flipped, 12, 50, 2000),
-    Experiment("thin-line", network.thin_line, 2, 4, 64, needs_root=True),
+    Experiment("thin-line", network.thin_line, 2, 4, 64, needs_root=True, is_timed=True),
     Experiment("stall", clients.stalled_reader, 3, 6, 300, is_timed=True),
     Experiment("neighbor", clients.neighbors, 1, 2, 15, is_timed=True),
     Experiment("greedy", clients.greedy_client, 1, 2, 15, is_timed=True),

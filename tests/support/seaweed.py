@@ -49,7 +49,9 @@ def seaweed(folder: Path, volume_mib: int = 64) -> Iterator[Seaweed]:
     """Lend a store, which s3:// leads to in this process and those that it starts.  folder: for
     its data.  volume_mib: of each of 8 volumes, which limit it.
     """
-    ports = {name: free_port() for name in _PORTS}
+    ports = dict[str, int]()
+    while len(set(ports.values())) < len(_PORTS):
+        ports = {name: free_port() for name in _PORTS}
     data = folder / "seaweed"
     data.mkdir()
     command = [

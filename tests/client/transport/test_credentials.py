@@ -19,6 +19,7 @@ from client import Credentials, RemoteBatches, Timeouts
 from tests.client.conftest import ScriptedServer, StartScripted
 from tests.conftest import Serve, WriteTokens
 from tests.faults.credentials import Papers, write_papers
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 from tokenfeed.client.transport.channel import Channel
 from tokenfeed.client.transport.credentials import with_environment
@@ -109,7 +110,8 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
     """It is being renewed just when the feed has to reconnect."""
     arguments = ["--data", write_tokens(np.arange(1, 1000))]
     arguments += ["--tls-cert", papers.cert, "--tls-key", papers.key]
-    server, ca = serve(*arguments), tmp_path / "live-ca.pem"
+    port, ca = free_port(), tmp_path / "live-ca.pem"
+    server = serve(*arguments, port=port)
     shutil.copy(papers.ca, ca)
     with feed_from(server.address, Credentials(tls_ca=str(ca)), prefetch_bytes=0) as feed:
         next(feed)
@@ -122,7 +124,7 @@ def test_an_authority_that_cannot_be_read_for_a_moment_is_waited_for(
             batches = thread.submit(lambda: [next(feed) for _ in range(10)])
             # It has to reconnect while there is no server, and still fails once there is one.
             assert eventually(lambda: log.text.count("tls_ca: ") > 0)
-            serve(*arguments, port=int(server.address.rpartition(":")[2]))
+            serve(*arguments, port=port)
             asked_in_vain = log.text.count("tls_ca: ")
             assert eventually(lambda: log.text.count("tls_ca: ") > asked_in_vain)
             shutil.copy(papers.ca, ca)

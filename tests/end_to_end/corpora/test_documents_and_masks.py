@@ -19,6 +19,7 @@ import torch
 from client import RemoteBatches
 from tests.conftest import Serve
 from tests.server.storage.formats.writing import megatron_index
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest
 
@@ -413,8 +414,8 @@ def test_a_replica_with_another_plane_is_refused_by_name(
 def test_a_state_of_a_masked_stream_goes_on_after_a_restart(serve: Serve, tmp_path: Path) -> None:
     """The server that comes back has the same plane, or is refused."""
     corpus = write_corpus(tmp_path / "a", "datatrove")
-    server = serve(*corpus.words)
-    port = int(server.address.rpartition(":")[2])
+    port = free_port()
+    server = serve(*corpus.words, port=port)
     with RemoteBatches(server.address, B, T, rank=0, world_size=1, mask_borders=True) as feed:
         x, y = taken(feed, 3)
         server.stop()

@@ -35,6 +35,7 @@ from tests.support.packed_corpora import (
     random_lengths,
     write_corpus,
 )
+from tests.support.ports import free_port
 from tokenfeed.client.source import failover
 from tokenfeed.errors import RequestError, StreamMismatch, Unreachable
 from tokenfeed.server.datasets.sources import DatasetSource
@@ -183,8 +184,8 @@ def test_a_restarted_server_and_its_replica_go_on_with_the_same_rows(
     """One keeps its rows beside the tokens, the other one in a folder of its own."""
     corpus = write_corpus(tmp_path / "corpus", random_lengths(5, T))
     order: Order = ("packed", None)
-    first = serve(*corpus.words)
-    port = int(first.address.rpartition(":")[2])
+    port = free_port()
+    first = serve(*corpus.words, port=port)
     second = serve(*corpus.words, "--cache-dir", tmp_path)
     addresses = [first.address, second.address]
     found: list[Pairs] = []
@@ -574,7 +575,7 @@ def test_a_replica_that_finds_other_documents_is_not_read(
     right = serve(*delimited.words)
     wrong = serve(*delimited.words[:-1], f"{delimited.name}={another_token(delimited)}")
     addresses = [right.address, wrong.address]
-    options = options_of(order) | ALONE | {"timeouts": Timeouts(reconnect_seconds=0.5)}
+    options = options_of(order) | ALONE | {"timeouts": Timeouts(reconnect_seconds=3.0)}
     with RemoteBatches(addresses, B, T, **options) as feed:
         found = delivered(itertools.islice(feed, 5))
         right.stop()

@@ -51,7 +51,7 @@ def tls(cert: str, key: str) -> list[str]:
 
 
 def read(
-    server: Server, credentials: Credentials | None = None, *, reconnect_seconds: float = 1.0
+    server: Server, credentials: Credentials | None = None, *, reconnect_seconds: float = 10.0
 ) -> int:
     """How many batches a client with these credentials gets."""
     timeouts = Timeouts(reconnect_seconds=reconnect_seconds)
@@ -203,13 +203,13 @@ def test_an_unusable_certificate_is_not_loaded_and_no_path_is_logged(
     }
     for problem, content in wrong.items():
         cert.unlink() if content is None else cert.write_bytes(content)
-        assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
+        assert read(server, Credentials(tls_ca=papers.ca)) == 3
         assert f"certificate reload failed, using the previous one: {problem}" in server.stderr
     assert "certificate reloaded" not in server.stderr
     assert str(tmp_path) not in server.stderr
     cert.write_bytes(Path(papers.cert).read_bytes())
 
-    assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
+    assert read(server, Credentials(tls_ca=papers.ca)) == 3
     assert server.stderr.count("certificate reloaded") == 1
 
 
@@ -265,7 +265,7 @@ def test_a_server_that_hangs_up_after_the_handshake_is_waited_for_and_the_log_sa
     with pytest.raises(
         Unreachable, match="closes the connection after the TLS handshake; it may require"
     ):
-        read(server, Credentials(tls_ca=papers.ca))
+        read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=1.0)
     assert "it may require another tls_cert" in caplog.text
 
 
@@ -315,7 +315,7 @@ def test_a_renewed_certificate_serves_the_next_handshake(
     key.write_bytes(Path(papers.key).read_bytes())
     cert.write_bytes(Path(papers.cert).read_bytes())
 
-    assert read(server, Credentials(tls_ca=papers.ca), reconnect_seconds=10.0) == 3
+    assert read(server, Credentials(tls_ca=papers.ca)) == 3
 
 
 def test_a_token_never_travels_in_plaintext_to_another_machine() -> None:

@@ -14,6 +14,7 @@ import pytest
 from client import InvalidRequest, RemoteBatches, StreamMismatch
 from tests.conftest import Serve, Server, WriteTokens
 from tests.support.offline import offline_rows, received_rows
+from tests.support.ports import free_port
 
 TOKENS = 1630
 LONG, SHORT = 16, 8
@@ -28,7 +29,7 @@ def path(write_tokens: WriteTokens) -> Path:
 
 @pytest.fixture
 def server(serve: Serve, path: Path) -> Server:
-    return serve("--data", path)
+    return serve("--data", path, port=free_port())
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from client import RemoteBatches, StreamMismatch
 from tests.conftest import Serve, WriteTokens
 from tests.support import forked
 from tests.support.offline import offline_rows, received_rows
+from tests.support.ports import free_port
 
 T = 8
 
@@ -96,8 +97,8 @@ def test_a_server_that_is_briefly_away_is_waited_for(
 ) -> None:
     """Killed in the middle of a stream and restarted on the same port, unnoticed."""
     path = write_tokens(np.random.default_rng(2).integers(0, 50_000, 200_000))
-    server = serve("--data", path)
-    port = int(server.address.rpartition(":")[2])
+    port = free_port()
+    server = serve("--data", path, port=port)
     feed = RemoteBatches(server.address, 4, 1024, num_batches=600, prefetch_bytes=1 << 16)
 
     rows = [received_rows([next(feed)]) for _ in range(100)]
@@ -116,10 +117,8 @@ def test_a_server_that_is_not_there_yet_is_waited_for(
 ) -> None:
     """Trainer and server are started together, in any order."""
     path = write_tokens(range(1000))
-    probe = serve("--data", path)
-    port = int(probe.address.rpartition(":")[2])
-    assert probe.stop() == 0
-    feed = RemoteBatches(probe.address, 2, T, num_batches=3)
+    port = free_port()
+    feed = RemoteBatches(f"localhost:{port}", 2, T, num_batches=3)
 
     with ThreadPoolExecutor(1) as thread:
         batches = thread.submit(list, feed)
@@ -133,8 +132,8 @@ def test_a_corpus_swapped_behind_a_running_stream_is_refused(
 ) -> None:
     """Other tokens under the same name: never silently."""
     path = write_tokens(np.arange(20_000))
-    server = serve("--data", path)
-    port = int(server.address.rpartition(":")[2])
+    port = free_port()
+    server = serve("--data", path, port=port)
     feed = RemoteBatches(server.address, 4, 1024, prefetch_bytes=1 << 15)
     next(feed)
     assert server.stop() == 0

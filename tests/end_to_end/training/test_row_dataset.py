@@ -29,6 +29,7 @@ from tests.conftest import Serve, WriteTokens
 from tests.support import forked
 from tests.support.offline import offline_rows, received_rows
 from tests.support.packed_corpora import write_corpus
+from tests.support.ports import free_port
 from tests.support.redacting import redact
 from tokenfeed.client.feed.row_dataset import RowDataset
 
@@ -172,13 +173,14 @@ def test_a_pickled_dataset_reads_in_its_process_and_stays_at_its_corpus(
     open_dataset: Open, serve: Serve, path: Path, write_tokens: WriteTokens
 ) -> None:
     """A worker that starts later may find another corpus behind the same address."""
-    server = serve("--data", path)
+    port = free_port()
+    server = serve("--data", path, port=port)
     dataset = open_dataset(server.address, timeouts=Timeouts(reconnect_seconds=5.0))
     assert len(pickle.loads(pickle.dumps(dataset))) == WINDOWS
     assert len(dataset) == WINDOWS
     pickled = pickle.dumps(dataset)
     server.stop()
-    serve("--data", write_tokens(range(WINDOWS * T + 1)), port=int(server.address.split(":")[1]))
+    serve("--data", write_tokens(range(WINDOWS * T + 1)), port=port)
 
     again = pickle.loads(pickled)
     assert len(again) == WINDOWS

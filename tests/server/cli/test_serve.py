@@ -20,6 +20,7 @@ import pytest
 from tests.conftest import ROOT, Serve, Server, WriteTokens
 from tests.server.requests import batches
 from tests.support import forked
+from tests.support.ports import free_port
 from tests.support.waiting import least_seconds
 from tokenfeed import __version__
 from tokenfeed.v1 import tokenfeed_pb2 as pb
@@ -720,9 +721,8 @@ def test_the_port_of_a_server_that_has_just_stopped_can_be_had_again(
     serve: Serve, write_tokens: WriteTokens
 ) -> None:
     """A restart must not wait a minute for old connections to time out."""
-    path = write_tokens(np.arange(20_000))
-    server = serve("--data", path)
-    port = int(server.address.rpartition(":")[2])
+    path, port = write_tokens(np.arange(20_000)), free_port()
+    server = serve("--data", path, port=port)
     with open_streams(server, 2):
         server.stop()
         again = serve("--data", path, port=port)

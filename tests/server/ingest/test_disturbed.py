@@ -26,7 +26,7 @@ from tests.server.ingest.corpus import (
     write_jsonl,
     write_parquet,
 )
-from tests.server.ingest.running import ingest, ingested
+from tests.server.ingest.running import ingest, ingested, slow_ingest
 from tokenfeed.errors import WriteFailed
 from tokenfeed.server.ingest import run
 
@@ -36,13 +36,7 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def at_work(path: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """An ingest that has written something, and has more to do for a second or two."""
-    # A shell that starts the tests in the background has Ctrl-C ignored in all that they start.
-    code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from tokenfeed.server.ingest.__main__ import main; sys.exit(main())"
-    )
-    command = [sys.executable, "-c", code, str(path), *more, "--out", str(out)]
-    command += ["--tokenizer", "bytes", "--workers", "1"]
+    command = slow_ingest(path, *more, "--out", out, "--tokenizer", "bytes", "--workers", "1")
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
         try:
             deadline = time.monotonic() + 30

@@ -254,18 +254,18 @@ def test_a_client_that_stops_reading_is_closed_and_its_neighbor_is_not(
 def test_calls_without_a_request_are_closed_and_block_no_other(serve: Serve, corpus: Path) -> None:
     """Headers, and then no message: each of them occupies a thread."""
     limits = ("--max-streams", "8", "--max-streams-per-peer", "8")
-    timers = {**POLLS, "tokenfeed.server.rpc.admission.REQUEST_SECONDS": 3.0}
+    timers = {**POLLS, "tokenfeed.server.rpc.admission.REQUEST_SECONDS": 6.0}
     server = serve("--data", corpus, *limits, timers=timers)
 
     def nothing() -> Iterator[bytes]:
-        assert never.wait(30)
+        assert never.wait(100)
         yield from ()
 
     never = threading.Event()
     with grpc.insecure_channel(server.address) as channel:
         asking = [channel.stream_stream(METHOD)(nothing()) for _ in range(60)]
         assert eventually(lambda: refused(asking) == 60 - 16)
-        assert eventually(lambda: server.stderr.count("reason=request_timeout") == 16)
+        assert eventually(lambda: server.stderr.count("reason=request_timeout") == 16, 60)
         never.set()
         next(channel.unary_stream(METHOD)(ENDLESS))
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -301,12 +302,12 @@ def test_streams_have_the_processor_after_an_answer(is_streaming: bool) -> None:
     add_service(server, SERVICE, {"Locate": (grpc.stream_unary_rpc_method_handler, answer)}, 2)
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        for _ in range(2):
+        for _ in range(5):
             channel.unary_unary(METHOD)(b"", timeout=10)
     server.stop(None).wait()
-    (_, end), (begin, _) = ends
-    # The pause is of 0.4 s.
-    assert (begin - end >= 0.39) == is_streaming
+    pauses = [begin - end for (_, end), (begin, _) in pairwise(ends)]
+    # Each is of 0.4 s. Without streams another process may pause one of them.
+    assert (min(pauses) >= 0.39) == is_streaming
 
 
 def test_questions_leave_most_of_a_core_to_an_open_stream(serve: Serve, corpus: Corpus) -> None:

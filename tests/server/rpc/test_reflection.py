@@ -39,21 +39,21 @@ def test_reflection_describes_the_services_if_it_is_enabled(serve: Serve, corpus
 def test_calls_without_a_request_take_no_thread_of_the_service(serve: Serve, corpus: Path) -> None:
     """100 of them were all that a server of four streams has."""
     timers = {
-        "tokenfeed.server.rpc.admission.REQUEST_SECONDS": 3.0,
+        "tokenfeed.server.rpc.admission.REQUEST_SECONDS": 6.0,
         "tokenfeed.server.rpc.admission.POLL_SECONDS": 0.1,
     }
     server = serve("--data", corpus, "--reflection", "--max-streams", "4", timers=timers)
 
     def nothing() -> Iterator[bytes]:
-        assert never.wait(30)
+        assert never.wait(100)
         yield from ()
 
     never = threading.Event()
     with grpc.insecure_channel(server.address) as channel:
         idle = [channel.stream_stream(METHOD)(nothing()) for _ in range(100)]
-        assert eventually_ended(idle, 100 - 8, seconds=5)
-        assert channel.unary_unary("/tokenfeed.v1.TokenFeed/Describe")(b"", timeout=5)
-        assert eventually_ended(idle, 100, seconds=15)
+        assert eventually_ended(idle, 100 - 8, seconds=6)
+        assert channel.unary_unary("/tokenfeed.v1.TokenFeed/Describe")(b"", timeout=20)
+        assert eventually_ended(idle, 100, seconds=60)
         never.set()
         assert "tokenfeed.v1.TokenFeed" in ProtoReflectionDescriptorDatabase(channel).get_services()
 

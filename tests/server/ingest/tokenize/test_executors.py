@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.server.ingest.corpus import END, documents, tree, write_jsonl, write_parquet
-from tests.server.ingest.running import ingest, ingested
+from tests.server.ingest.running import ingest, ingested, slow_ingest
 from tests.support.ray_cluster import Cluster, ray_cluster, status
 from tests.support.waiting import eventually
 from tokenfeed.server.runtime.threads import executors
@@ -125,8 +125,9 @@ def test_a_killed_worker_is_reported_and_finished_work_is_kept(
     path = write_jsonl(tmp_path / "x.jsonl", ({"text": "word " * 200_000} for _ in range(100)))
     words = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
     words += ["--workers", str(workers)]
-    command = [sys.executable, "-m", "tokenfeed.server.ingest", *words]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        slow_ingest(*words), cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as running:
         assert eventually(lambda: workers_of(running) != [])
         worker, shard = workers_of(running)[0], tmp_path / "out" / ".ingest/train/000000.ds"
         assert eventually(lambda: moment(worker, shard), 60)

@@ -40,11 +40,13 @@ def test_rows_and_bytes_are_those_that_clients_counted(serve: Serve, two: list[P
         with NumpyBatches(server.address, B, T, dataset=dataset, order=order) as feed:
             rows[dataset, f"{order}-1"] = sum(len(x) for x, _ in feed.epoch(0, tail="drop"))
 
-    found = samples(server)
     width = {"train": 2, "val": 4}
-    assert found["tokenfeed_rows_sent_total"] == {
+    rows_sent = {
         labels(dataset=dataset, order=order): count for (dataset, order), count in rows.items()
     }
+    # A frame is counted once it was sent, which its client may see first.
+    assert eventually(lambda: samples(server)["tokenfeed_rows_sent_total"] == rows_sent)
+    found = samples(server)
     assert found["tokenfeed_token_bytes_sent_total"] == {
         labels(dataset=dataset, order=order): count * (T + 1) * width[dataset]
         for (dataset, order), count in rows.items()
@@ -68,11 +70,12 @@ def test_rows_of_a_mixture_count_for_their_datasets(serve: Serve, two: list[Path
     with NumpyBatches(server.address, B, T, mixture=mixture, num_batches=batches) as feed:
         assert sum(len(x) for x, _ in feed) == B * batches
 
-    found = samples(server)
     by_dataset = {"train": 0.75 * B * batches, "val": 0.25 * B * batches}
-    assert found["tokenfeed_rows_sent_total"] == {
+    rows_sent = {
         labels(dataset=name, order="shuffled-1"): count for name, count in by_dataset.items()
     }
+    assert eventually(lambda: samples(server)["tokenfeed_rows_sent_total"] == rows_sent)
+    found = samples(server)
     # All rows of a frame have the widest type of the stage.
     assert found["tokenfeed_token_bytes_sent_total"] == {
         labels(dataset=name, order="shuffled-1"): count * (T + 1) * 4

@@ -165,7 +165,7 @@ def test_a_search_that_was_closed_ends_and_keeps_nothing(
     gate = Gate(store, monkeypatch)
     found = started(store)
     assert eventually(lambda: gate.reads == 2)
-    threading.Timer(0.05, gate.opened.set).start()
+    threading.Timer(0.4, gate.opened.set).start()
     found.close()
     found.close()
 

@@ -461,7 +461,7 @@ def test_a_making_that_is_ended_leaves_nothing(
     with pytest.raises(Unreadable):
         found.get(KEY)
     assert gate.reached.wait(10)
-    threading.Timer(0.05, gate.opened.set).start()
+    threading.Timer(0.4, gate.opened.set).start()
     began = time.monotonic()
     getattr(found, end)()
     getattr(found, end)()

@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import ROOT, Serve, WriteTokens
 from tests.faults.credentials import TOKEN, write_papers, write_token_file
 from tests.server.ingest.running import ingested
+from tests.support.ports import free_port
 from tokenfeed.server.datasets.redactions.list_file import read_list
 from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
 from tokenfeed.tools.inspect import main as inspect
@@ -331,8 +332,8 @@ def test_each_server_of_a_name_is_asked(
     target: str,
 ) -> None:
     """A headless service of Kubernetes is one name of all replicas; who is behind is named."""
-    first = serve("--data", *corpus, "--host", "127.0.0.1")
-    port = int(first.address.rpartition(":")[2])
+    port = free_port()
+    serve("--data", *corpus, "--host", "127.0.0.1", port=port)
     serve("--data", *corpus, "--host", "127.0.0.2", "--immutable", port=port)
     found = ["127.0.0.1", "127.0.0.2"]
 
@@ -344,11 +345,11 @@ def test_each_server_of_a_name_is_asked(
     name = target.format(port)
     words = [*corpus, "--range=0:100:900", "--erase", *DELIMITER, "--wait", name]
     with caplog.at_level("INFO"):
-        assert main([*words, "--wait-seconds=4"]) == 1
+        assert main([*words, "--wait-seconds=8"]) == 1
     assert f"{name} (ipv4:127.0.0.1:{port}) has taken it up, after " in caplog.text
     behind = f"{name} (ipv4:127.0.0.2:{port})"
     assert f"{behind} still has tokens that are erased" in caplog.text
-    assert f"not taken up after 4 s by {behind}; the files are" in capsys.readouterr().err
+    assert f"not taken up after 8 s by {behind}; the files are" in capsys.readouterr().err
 
     found.pop()
     assert main(words) == 0
