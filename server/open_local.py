@@ -11,6 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from tokenfeed.errors import (
     CorpusChanged,
@@ -36,7 +37,7 @@ from .rows.reader import RowReader
 from .rows.served_datasets import ServedDatasets
 from .runtime.threads.poll_rate import PollRate
 from .storage.bytes import CHANGED
-from .storage.door import StorageOptions
+from .storage.door import StorageOptions, scheme_of
 from .storage.option_names import (
     CACHE_DIR,
     DATA,
@@ -99,9 +100,16 @@ def _open(
     is_alone: bool,
 ) -> Dataset:
     """Open a dataset.  is_alone: whether all options are its own, as with one of a server."""
-    masks = expand(given[LOSS_MASK], MASK_SUFFIXES) if LOSS_MASK in given else ()
+    # What is beside the files is found, and they are looked at, also after a change of the folder.
+    source = replace(source, paths=tuple(map(_from_here, source.paths)))
+    masks = expand(given[LOSS_MASK], MASK_SUFFIXES) if LOSS_MASK in given else []
+    masks = [_from_here(path) for path in masks]
     options = parse_options(
-        given, _refused, tensor=source.tensor, masks=masks, are_general=not is_alone
+        given,
+        _refused,
+        tensor=source.tensor,
+        masks=masks,
+        are_general=not is_alone,
     )
     poll_rate = _poll_rate(os.getpid()) if IMMUTABLE not in given else PollRate(never=True)
     dataset = open_dataset(
@@ -229,7 +237,12 @@ def _path(option: Option, text: str) -> str:
         found = b""
     if not found or b"\0" in found:
         raise _refused(option, f"is {text!r}; it takes a {_PATHS[option]}")
-    return os.fsdecode(found)
+    return _from_here(os.fsdecode(found))
+
+
+def _from_here(path: str) -> str:
+    """Return a path that means the same after a change of the working folder."""
+    return path if scheme_of(path) or os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 def _for_readers(problem: str) -> str:

@@ -20,6 +20,7 @@ from tokenfeed.wire import crc32c
 from ..datasets.dataset import Dataset, start_polling
 from ..datasets.opening import TokenChecks, log_opened, open_dataset
 from ..datasets.options import require_value
+from ..datasets.planes.plane_files import PlaneFiles
 from ..datasets.sources import (
     DatasetSource,
     is_text,
@@ -53,7 +54,6 @@ from ..runtime.threads.poll_rate import PollRate
 from ..runtime.threads.poller import Poller, RescanWorker
 from ..storage.door import StorageOptions, scheme_of
 from ..storage.option_names import CACHE_DIR, NO_CACHE, OBJECT_CACHE, VOCAB_SIZE
-from ..storage.store import TokenStore
 from .dataset_options import parse_all, refused
 from .serve_options import build_parser
 
@@ -109,9 +109,8 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     require_metrics(arguments)
     datasets = open_datasets(arguments)
     opened = datasets.values()
-    stores = [each.store for each in opened]
-    stores += [plane.store for each in opened for plane in each.plane_files]
-    cache = open_object_cache(stores, arguments)
+    planes = [plane for each in opened for plane in each.plane_files]
+    cache = open_object_cache([*opened, *planes], arguments)
     activity, counts = Activity(), CallCounts()
     calls = AdmissionControl(limits, counts)
     describe_calls = AdmissionControl(DESCRIBE_LIMITS, counts)
@@ -191,21 +190,21 @@ def prepare_process() -> None:
 
 
 def open_object_cache(
-    stores: Sequence[TokenStore], arguments: argparse.Namespace
+    datasets: Sequence[Dataset | PlaneFiles], arguments: argparse.Namespace
 ) -> ObjectCache | None:
     """Return the cache of what is in object stores; None without one. With a store, threads of this
     process take turns more often.  Raises: InvalidRequest.
     """
-    if not any(scheme_of(store.shards[0].path) for store in stores):
+    if not any(scheme_of(each.store.shards[0].path) for each in datasets):
         if arguments.object_cache not in (None, NO_CACHE):
             _LOG.warning("%s is not used: no dataset is in an object store", OBJECT_CACHE)
         return None
     sys.setswitchinterval(_SWITCH_SECONDS)
     from ..storage.objects.cache_choice import open_cache  # a server of files needs none of it
 
-    files = [store.files for store in stores]
+    contents = [(each.store.files, each.fingerprint) for each in datasets]
     options = arguments.object_cache, arguments.object_cache_bytes, arguments.object_prices
-    return open_cache(files, *options)
+    return open_cache(contents, *options)
 
 
 def bind(

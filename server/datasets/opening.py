@@ -187,7 +187,8 @@ def dataset_of(
         for erased in erasure.files if erasure else ():
             replaced_shards.check_served(store, erased.file)
     if not found.digest and split is None:
-        found = replace(found, digest=original_digest(listed, read_digest(store)))
+        known = read_digest(store, found.fingerprint)
+        found = replace(found, digest=original_digest(listed, known))
     store.narrow(found.token_max)
     rows = store.shape.row_tokens
     if split and identity.fingerprint_of_rows(split.fingerprint, rows) != found.fingerprint:

@@ -198,7 +198,7 @@ def take_digest(dataset: Dataset, stopped: Callable[[], bool]) -> str:
     dataset.digest = found
     kept = path = log_safe_name(digest_path(store))
     try:
-        write_digest(store, content_digest)
+        write_digest(store, dataset.fingerprint, content_digest)
     except OSError as error:
         kept = f"in memory only: {path} cannot be written: {error.strerror}"
     _LOG.info(

@@ -190,20 +190,39 @@ class RowReader:
         erased has changed meanwhile.  patient: as for `RowStore.gather`.
         Raises: Deleted, with the first row that needs deleted tokens; CorpusChanged, Unreadable.
         """
-        if EXCHANGES.count != self._exchanges or time.monotonic() >= self._wraps_at:
-            self._rows = self._wrapped()
         while True:
-            rows = self._rows
-            found = targets(rows.gather_planes(spans, self.request.planes, patient))
-            for target in found:
-                rows.gather(spans[target.rows], target.tokens, patient)
-            if EXCHANGES.count == self._exchanges:
+            found = self.gather(spans, targets, patient=patient)
+            if self.is_current():
                 return found
-            # A list says what is erased before a file is exchanged (storage/exchanges.py), so that
-            # rows which were wrapped for the same lists had no token of it, whichever was read.
-            self._rows = self._wrapped()
-            if are_same(self._rows, rows):
-                return found
+
+    def gather(
+        self,
+        spans: Spans,
+        targets: Callable[[tuple[Plane, ...]], Sequence[AnyTarget]],
+        *,
+        patient: bool = True,
+    ) -> Sequence[AnyTarget]:
+        """Like `fill`, but does not look at what is erased. The caller may use the rows once
+        `is_current` has returned True, and has to gather them again if it returns False.
+        """
+        rows = self._rows
+        found = targets(rows.gather_planes(spans, self.request.planes, patient))
+        for target in found:
+            rows.gather(spans[target.rows], target.tokens, patient)
+        return found
+
+    def is_current(self) -> bool:
+        """Return whether the rows that were gathered last are as `fill` promises. May look at what
+        is erased, which waits for the file systems of the lists: call it without a slot or lock.
+
+        Raises: what the constructor's `wrap` raises.
+        """
+        if EXCHANGES.count == self._exchanges and time.monotonic() < self._wraps_at:
+            return True
+        # A list says what is erased before a file is exchanged (storage/exchanges.py), so that
+        # rows which were wrapped for the same lists had no token of it, whichever was read.
+        rows, self._rows = self._rows, self._wrapped()
+        return are_same(self._rows, rows)
 
     def read(self, spans: Spans) -> RowBlock:
         """Return rows in new arrays, those before the first one that needs deleted tokens.

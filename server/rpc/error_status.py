@@ -18,6 +18,7 @@ import grpc
 from tokenfeed.errors import Busy, ServerUnavailable, TokenfeedError
 
 from ..runtime.exceptions import log_exception
+from .fair_scheduler import CallEnded
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -85,8 +86,8 @@ def abort_on_error(context: grpc.ServicerContext, counts: CallCounts) -> Iterato
             # The pushback of gRPC's retry design, A6.
             context.set_trailing_metadata((("grpc-retry-pushback-ms", str(milliseconds)),))
         context.abort(grpc.StatusCode[error.status], str(error))
-    except grpc.RpcError:
-        pass  # the client went away before it sent a request
+    except (grpc.RpcError, CallEnded):
+        pass  # the client went away before it sent a request, or before there was a frame
     except Exception:  # noqa: BLE001 - its text must not reach the caller
         counts.failed()
         log_exception(logging.ERROR, "call failed peer=%s", context.peer())

@@ -7,7 +7,7 @@ small again while many streams wait.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -78,11 +78,14 @@ class FrameProducer:
     shared: frame.Frames
     schedulers: Schedulers
 
-    def frames(self, connection: Connection) -> Iterator[EncodedFrame]:
+    def frames(
+        self, connection: Connection, is_active: Callable[[], bool] = lambda: True
+    ) -> Iterator[EncodedFrame]:
         """Yield the frames in order, scheduled fairly against those of other peers.
 
-        Raises: CorpusChanged; Deleted, behind the rows before the one that needs deleted tokens;
-        SamplesExhausted at sample 2^63.
+        is_active: tells whether the call still has a client.
+        Raises: CallEnded if it has none while a frame waits to be made; CorpusChanged; Deleted,
+        behind the rows before the one that needs deleted tokens; SamplesExhausted at sample 2^63.
         """
         reader = self.reader
         while reader.row < reader.end_row:
@@ -92,7 +95,7 @@ class FrameProducer:
             # A frame has the rows that are at hand before it waits for others.
             spans = reader.take(rows_max, may_be_fewer=True)
             made, deleted = reader.before_deleted(
-                spans, row, partial(self._frames, row, connection)
+                spans, row, partial(self._frames, row, connection, is_active)
             )
             sent_at = time.monotonic()
             while made:
@@ -104,23 +107,35 @@ class FrameProducer:
         if reader.request.is_endless:
             raise SamplesExhausted("first_sample", "the next batch would reach sample 2^63")
 
-    def _frames(self, row: int, connection: Connection, spans: Spans) -> list[EncodedFrame]:
+    def _frames(
+        self, row: int, connection: Connection, is_active: Callable[[], bool], spans: Spans
+    ) -> list[EncodedFrame]:
         """Return rows as frames, nearly always one.  row: the rank's row that is the first."""
+        while True:
+            made = self._scheduled(row, connection, is_active, spans)
+            # Without a slot: the file system of a list of redactions may hang.
+            if self.reader.is_current():
+                return made
+
+    def _scheduled(
+        self, row: int, connection: Connection, is_active: Callable[[], bool], spans: Spans
+    ) -> list[EncodedFrame]:
+        """Return rows as frames, once they have had a slot, as `RowReader.gather` has them."""
         # A stream that waits for the disk, or that retries a read, must not hold a slot: other
         # streams could not wait for the disk at the same time.
-        starts = not connection.sent_bytes
+        peer, starts = connection.peer, not connection.sent_bytes
         if not self.reader.waits:
             try:
-                with self.schedulers.running.slot(connection.peer, starts=starts):
+                with self.schedulers.running.slot(peer, starts=starts, is_active=is_active):
                     return self._encoded(row, spans, patient=False)
             except Unreadable:
                 pass
-        with self.schedulers.waiting.slot(connection.peer, starts=starts):
+        with self.schedulers.waiting.slot(peer, starts=starts, is_active=is_active):
             return self._encoded(row, spans, patient=True)
 
     def _encoded(self, row: int, spans: Spans, *, patient: bool) -> list[EncodedFrame]:
         dtype, row_source = self.reader.dtype, spans.row_source
-        drafts = self.reader.fill(
+        drafts = self.reader.gather(
             spans,
             lambda planes: draft.drafts(self.shared, row, len(spans), dtype, planes),
             patient=patient,

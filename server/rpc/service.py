@@ -123,7 +123,7 @@ class TokenFeed:
             caller = Caller(str(context.peer()), call.client_name)
             _LOG.debug("call opened peer=%s client=%r", *caller)
             with self._activity.call(producer, caller, began_at, Hints.of(message)) as activity:
-                for made in producer.frames(call.connection):
+                for made in producer.frames(call.connection, context.is_active):
                     activity.made()
                     sent = partial(activity.sent, made)
                     yield from self._calls.send_frame(call, made.message, sent)

@@ -139,6 +139,10 @@ class StoredShard(Protocol):
         """Return its path, which errors name."""
 
     @property
+    def place(self) -> str:
+        """Return where it is: one place for all paths that lead to it by links."""
+
+    @property
     def layout(self) -> Layout:
         """Return where its tokens are."""
 

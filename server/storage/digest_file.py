@@ -2,7 +2,8 @@
 
 A corpus up to 1 GiB is read in full at every start. The digest of a larger one is computed once, by
 `tokenfeed verify` or by a server that has preloaded the corpus, and stored in a file. Servers
-trust it as long as the sizes and modification times of the files are unchanged.
+trust it as long as the fingerprint, and the sizes and modification times of the files are
+unchanged.
 """
 
 from __future__ import annotations
@@ -29,18 +30,22 @@ def digest_path(store: TokenStore) -> str:
     return path_beside(store.shards, store.stored, _SUFFIX)
 
 
-def read_digest(store: TokenStore) -> bytes:
-    """Return the digest that is stored, 32 bytes; b"" if there is none, or one of other files."""
+def read_digest(store: TokenStore, fingerprint: bytes = b"") -> bytes:
+    """Return the digest that is stored, 32 bytes; b"" if there is none, or one of other files.
+
+    fingerprint: of the dataset. Other files may have the same names, sizes and times, as in an
+    image whose build sets all times to one. By default it is not compared.
+    """
     path = digest_path(store)
     try:
         if (text := door_of(path).content(path, _bytes_max(store))) is None:
             return b""
         kept = json.loads(text)
-        known = bytes.fromhex(kept.pop("digest"))
+        known, own = (bytes.fromhex(kept.pop(name)) for name in ("digest", "fingerprint"))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         log_exception(logging.WARNING, "digest ignored file=%s", log_safe_name(path))
         return b""
-    if kept != _facts(store) or len(known) != 32:
+    if kept != _facts(store) or len(known) != 32 or fingerprint not in (b"", own):
         _LOG.warning(
             "digest ignored file=%s: the token files have changed; run tokenfeed verify",
             log_safe_name(path),
@@ -49,10 +54,14 @@ def read_digest(store: TokenStore) -> bytes:
     return known
 
 
-def write_digest(store: TokenStore, digest: bytes) -> str:
-    """Store a digest, atomically, unless it is stored.  Returns: the path.  Raises: OSError."""
+def write_digest(store: TokenStore, fingerprint: bytes, digest: bytes) -> str:
+    """Store a digest, atomically, unless it is stored.  Returns: the path.  Raises: OSError.
+
+    fingerprint: of the dataset, which is that of before any erasure.
+    """
     path = digest_path(store)
-    text = json.dumps(_facts(store) | {"digest": digest.hex()}, indent=1).encode()
+    found = {"fingerprint": fingerprint.hex(), "digest": digest.hex()}
+    text = json.dumps(_facts(store) | found, indent=1).encode()
     with suppress(OSError, ValueError):  # what cannot be read is replaced
         if door_of(path).content(path, _bytes_max(store)) == text:
             return path

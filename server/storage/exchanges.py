@@ -12,8 +12,8 @@ disk in its place. In five steps:
 3. A server finds the new file when it polls (local/watched_bytes.py). It reads the list first, and
    takes the file up only if it has the hash that the list says (redactions/replaced_shards.py).
 4. It counts here, and only then reads from the new file (`WatchedBytes._exchange`).
-5. A stream compares the counts before and after it has gathered rows (`RowReader.fill`). If they
-   differ, it looks at the list; if that says more than before, it gathers the rows again.
+5. A stream compares the counts before and after it has gathered rows (`RowReader.is_current`). If
+   they differ, it looks at the list; if that says more than before, it gathers the rows again.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ they have changed, its `files` know (bytes.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -22,9 +23,11 @@ from tokenfeed.wire.row_block import Plane
 
 from ..runtime.exceptions import log_safe_name
 from .bytes import ByteArray, Bytes, Extents, StoredShard
-from .door import StorageOptions, door_of, scheme_of
+from .door import StorageOptions, absolute, door_of, scheme_of
 from .formats import FormatOptions, Stored, read_layout
 from .narrowing import Narrowing
+
+_LOG = logging.getLogger("tokenfeed.server")
 
 # The windows of the next 32 batches of 32 x 2048: enough for a disk to work on at once. 75 Mtok/s
 # with 2 MiB, 105 with 4, 95 with 8, 103 with 16 (spreads overlap). 2 cores, 2026-11;
@@ -289,17 +292,36 @@ def open_store(
 
     name: of the dataset.  paths: its files in order, at least one.  options: what the user knows of
     their format.  storage: how they are to be read.
-    Returns: their store, and why it reads them as it does.  Raises: InvalidCorpus.
+    Returns: their store, and why it reads them as it does.  Raises: InvalidCorpus, also if a file
+    is given twice, whose rows an epoch would repeat.
     """
     if other := next((path for path in paths if scheme_of(path) != scheme_of(paths[0])), ""):
         raise InvalidCorpus(other, f"lies in another storage than {paths[0]}")
     layout = partial(read_layout, options=options)
     files, why = door_of(paths[0]).bytes_of(name, paths, layout, storage)
     try:
+        _require_once(name, files.shards)
         return TokenStore(name, files), why
     except BaseException:
         files.close()
         raise
+
+
+def _require_once(name: str, shards: Sequence[StoredShard]) -> None:
+    """Raise InvalidCorpus if a file is given twice. By links it may be: a cache has one file for
+    all shards of one content.
+    """
+    paths, places, again = set(), set(), list[str]()
+    for shard in shards:
+        if (path := absolute(shard.path)) in paths:
+            raise InvalidCorpus(shard.path, "is given twice; name it once")
+        if shard.place in places:
+            again.append(path)
+        paths.add(path)
+        places.add(shard.place)
+    if again:
+        words = name, len(again), log_safe_name(again[0])
+        _LOG.warning("files are there twice, by links dataset=%s files=%d first=%s", *words)
 
 
 def _one_kind(shards: Sequence[StoredShard]) -> Stored:

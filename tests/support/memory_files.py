@@ -63,6 +63,10 @@ class MemoryShard:
     content: bytes
 
     @property
+    def place(self) -> str:
+        return self.path
+
+    @property
     def size_bytes(self) -> int:
         return len(self.content)
 

@@ -107,7 +107,7 @@ def verify(source: DatasetSource, options: DatasetOptions) -> None:
                 f"the digest in {digest_path(store)} is {known.hex()}",
             )
         try:
-            print(f"stored in {write_digest(store, content_digest)}")
+            print(f"stored in {write_digest(store, dataset.fingerprint, content_digest)}")
         except OSError as error:
             print(f"not stored: {digest_path(store)} cannot be written: {error.strerror}")
 

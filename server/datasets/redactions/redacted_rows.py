@@ -138,7 +138,13 @@ def _lacking(dataset: RedactedDataset, list_hash: bytes) -> StreamMismatch:
 def are_same(one: Rows, other: Rows) -> bool:
     """Return whether two results of a `Redactor.wrap` redact and refuse the same tokens."""
     if isinstance(one, RedactedRows) and isinstance(other, RedactedRows):
-        return one.covering is other.covering
+        first, second = one.covering, other.covering
+        # One that was dropped, and prepared again, is another object.
+        return first is second or (
+            np.array_equal(first.firsts, second.firsts)
+            and np.array_equal(first.ends, second.ends)
+            and np.array_equal(first.fills, second.fills)
+        )
     return one is other
 
 

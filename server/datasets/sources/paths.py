@@ -80,7 +80,7 @@ def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
         problem += _other_files(word, suffixes) if not found else ""
     elif not door.exists(word) and glob.has_magic(word):
         # Including dangling links, so that they cause an error later.
-        found = [path for path in door.glob(word) if not is_folder(path)]
+        found = list({path for path in door.glob(word) if not is_folder(path)})
         problem = "matches no file"
     elif "://" in word and not (scheme_of(word) or door.exists(word)):
         raise InvalidCorpus(word, "names a kind of storage that is not known here")

@@ -81,7 +81,11 @@ class Build(Generic[Result]):
         """Start the thread, unless it is there; once."""
         if self.result is None:
             self.began_at = time.monotonic()
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no more threads can start
+                problem = f"has no index of its documents yet: {error}"
+                self._fail(Unreadable("dataset", f"{self._name!r} {problem}; retry later"))
 
     def run(self, stopped: Stopped = never) -> Result:
         """Make the index in this thread instead.  Raises: what `make` raises."""

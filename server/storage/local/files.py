@@ -31,6 +31,16 @@ class LocalFile(OpenFile):
         return self.status.st_size
 
     @property
+    def place(self) -> str:
+        """Its absolute path without symbolic links; its path if that is not known."""
+        try:
+            place = os.readlink(f"/proc/self/fd/{self.descriptor}")
+            is_known = os.path.samestat(os.stat(place), self.status)
+        except OSError:
+            is_known = False
+        return place if is_known else os.path.abspath(self.path)
+
+    @property
     def modified_ns(self) -> int:
         """When its content was last written, in nanoseconds since 1970."""
         return self.status.st_mtime_ns

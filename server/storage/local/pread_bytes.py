@@ -284,7 +284,7 @@ class PreadBytes(WatchedBytes):
         """Replace a stale handle by a new one of the same file."""
         known = self.shards[shard]
         try:
-            with open_local_file(known.path) as file:
+            with open_local_file(known.place) as file:
                 now = FileStat.of(file.status)
                 # Not the device number, which a failover may change.
                 if now[1:4] == known.facts[1:4] and not self.failed:
@@ -302,7 +302,7 @@ class PreadBytes(WatchedBytes):
 
         Raises: OSError; ESTALE if it is another file by now, or was truncated or written to.
         """
-        descriptor = open_descriptor(self.shards[shard].path)
+        descriptor = open_descriptor(self.shards[shard].place)
         try:
             change = self.shards[shard].detect_change(FileStat.of(os.fstat(descriptor)))
             if change is FileChange.REPLACED and self._may_reload(shard):

@@ -76,11 +76,12 @@ class Tail:
 class Shard:
     """A token file as it was opened.
 
-    size_bytes: of the whole file then.  facts: its stat when its content was last known to be the
-    same as then.
+    place: where it is, without symbolic links, which may lead elsewhere by now.  size_bytes: of the
+    whole file then.  facts: its stat when its content was last known to be the same as then.
     """
 
     path: str
+    place: str
     layout: Layout
     size_bytes: int
     facts: FileStat
@@ -92,6 +93,7 @@ class Shard:
         layout = read_layout(file)
         return cls(
             file.path,
+            file.place,
             layout,
             file.size_bytes,
             FileStat.of(file.status),
@@ -116,9 +118,9 @@ class Shard:
         return FileChange.APPENDED if grown else FileChange.MODIFIED
 
     def current_stat(self) -> FileStat | None:
-        """Return the current stat of its path; None if the file is gone.  Raises: OSError."""
+        """Return the current stat of its place; None if the file is gone.  Raises: OSError."""
         try:
-            return FileStat.of(os.stat(self.path))
+            return FileStat.of(os.stat(self.place))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -139,7 +141,7 @@ class Shard:
         """
         if not self.tail.sentinel_value:
             return False
-        tail = read_part(self.path, self.tail.first_byte, self.size_bytes - self.tail.first_byte)
+        tail = read_part(self.place, self.tail.first_byte, self.size_bytes - self.tail.first_byte)
         return hashlib.sha256(tail).digest() == self.tail.sha256
 
     def read(self, first_byte: int, size_bytes: int) -> bytes:
@@ -148,7 +150,7 @@ class Shard:
         For data that is read once: it can neither fault nor affect the pages of the map.  Raises:
         InvalidCorpus if the file has changed.
         """
-        with open_local_file(self.path) as file:
+        with open_local_file(self.place) as file:
             self.require_same(file.status)
             return file.read(self.layout.first_byte + first_byte, size_bytes)
 

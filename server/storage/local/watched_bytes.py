@@ -454,7 +454,7 @@ class WatchedBytes(ABC):
         Raises: InvalidCorpus or OSError if it cannot be read.
         """
         known = self.shards[index]
-        with open_local_file(known.path) as file:
+        with open_local_file(known.place) as file:
             facts = FileStat.of(file.status)
             if facts == known.facts:
                 return True  # another thread was faster

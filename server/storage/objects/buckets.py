@@ -51,6 +51,9 @@ _ERROR_XML = re.compile(
 """What a store says of an error: a code, and mostly a sentence."""
 _NO_TIME = datetime.fromtimestamp(0, timezone.utc)
 """What obstore says of an object whose store does not say when it was written."""
+_UNIQUE_E_TAG = re.compile(r'"?((?!0{32})[0-9a-f]{32}(-\d+)?|0x[0-9A-F]+)"?')
+"""ETags of S3, a hash, and of Azure, a number of each write. MinIO has zeros for what it did not
+write itself; other servers make ETags of time and size, such as nginx."""
 _NOT_AS_ASKED = ("NotPartial", "UnexpectedRange", "NoContentRange", "ParseContentRange")
 
 
@@ -114,6 +117,11 @@ class Pin(NamedTuple):
     def is_certain(self) -> bool:
         """Whether other content of the same size would be noticed."""
         return bool(self.e_tag or self.version or self.modified != _NO_TIME)
+
+    @property
+    def has_unique_tag(self) -> bool:
+        """Whether an object store would give other content another tag, whatever its time."""
+        return bool(self.version or (self.e_tag and _UNIQUE_E_TAG.fullmatch(self.e_tag)))
 
     @property
     def is_settled(self) -> bool:

@@ -47,29 +47,33 @@ _TYPICAL_TOKENS = 2048
 
 
 def open_cache(
-    files: Sequence[Bytes],
+    datasets: Sequence[tuple[Bytes, bytes]],
     folder: str | None,
     size_bytes: int | None,
     prices: Prices = Prices(),  # noqa: B008 - it is frozen
 ) -> ObjectCache | None:
     """Cache the objects among the files of some datasets; before they are served.
 
-    folder: NO_CACHE for none; None for a folder that is chosen here.  size_bytes: of the
-    cache at most; None for what is chosen here.  prices: for what the log says of costs.
+    datasets: the files and the fingerprint of each.  folder: NO_CACHE for none; None for a folder
+    that is chosen here.  size_bytes: of the cache at most; None for what is chosen here.  prices:
+    for what the log says of costs.
     Returns: None if nothing is cached, which is logged.  Raises: InvalidRequest for an option.
     """
-    objects = [each for each in files if isinstance(each, ObjectBytes)]
+    objects = [(files, own) for files, own in datasets if isinstance(files, ObjectBytes)]
     if size_bytes is not None and slots_of(size_bytes) < SLOTS_MIN:
         problem = f"is {size_bytes}; it takes {size_of(SLOTS_MIN)} bytes or more"
         raise InvalidRequest(OBJECT_CACHE_BYTES, problem)
     if not objects:
         return None
-    _LOG.info(_costs(objects, prices))
+    _LOG.info(_costs([files for files, _ in objects], prices))
     if folder == NO_CACHE:
         _LOG.info("object cache off: each epoch fetches its rows again")
         return None
-    shards = (shard for each in objects for shard in each.shards)
-    sizes = {shard.identity or id(shard): shard.content_bytes for shard in shards}
+    sizes = {
+        shard.identity(own) or id(shard): shard.content_bytes
+        for files, own in objects
+        for shard in files.shards
+    }
     block_count = sum(-(-each // BLOCK_BYTES) for each in sizes.values())
     if folder is not None:
         try:
@@ -135,15 +139,16 @@ def require_intact(folder: str) -> int:
     return int(used.size)
 
 
-def _cache(slab: Slab, objects: Sequence[ObjectBytes], folder: str) -> ObjectCache:
-    for each in objects:
-        each.add_blocks()
+def _cache(slab: Slab, objects: Sequence[tuple[ObjectBytes, bytes]], folder: str) -> ObjectCache:
+    """Use a slab for the files of datasets, each with its fingerprint.  Raises: UnusableFolder."""
+    for files, fingerprint in objects:
+        files.add_blocks(fingerprint)
     try:
-        cache = ObjectCache(slab, objects)
+        cache = ObjectCache(slab, [files for files, _ in objects])
     except RuntimeError as error:
         raise UnusableFolder(f"{folder} cannot be used: {error}") from error
-    for each in objects:
-        each.use_cache(cache)
+    for files, _ in objects:
+        files.use_cache(cache)
     counts = cache.counts
     fits = "all of it fits" if cache.fits else "it does not fit: blocks of order blocks are cached"
     _LOG.info(

@@ -31,9 +31,11 @@ _Slots = npt.NDArray[np.int32]
 class CachedObject(Protocol):
     """What the cache needs to know of an object."""
 
-    @property
-    def identity(self) -> str:
-        """Return a text that no other content has; "" if a change of it might not be seen."""
+    def identity(self, fingerprint: bytes) -> str:
+        """Return a text that no other content has; "" if a change of it might not be seen.
+
+        fingerprint: of its dataset.
+        """
 
     @property
     def content_bytes(self) -> int:
@@ -83,9 +85,13 @@ class CachedBlocks:
     blocks that are not cached.
     """
 
-    def __init__(self, objects: Sequence[CachedObject]) -> None:
-        """Take the objects of a dataset; none of their blocks is cached yet."""
-        self.objects = [_hash(each.identity) if each.identity else None for each in objects]
+    def __init__(self, objects: Sequence[CachedObject], fingerprint: bytes) -> None:
+        """Take the objects of a dataset; none of their blocks is cached yet.
+
+        fingerprint: of the dataset.
+        """
+        identities = [each.identity(fingerprint) for each in objects]
+        self.objects = [_hash(each) if each else None for each in identities]
         self._content_bytes = np.array([each.content_bytes for each in objects], dtype=np.int64)
         counts = -(-self._content_bytes // BLOCK_BYTES)
         self.first_block = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])

@@ -82,16 +82,26 @@ class ObjectShard:
     pin: Pin
 
     @property
+    def place(self) -> str:
+        """Its URL."""
+        return self.path
+
+    @property
     def size_bytes(self) -> int:
         """Of the whole object."""
         return self.pin.size_bytes
 
-    @property
-    def identity(self) -> str:
-        """A text that no other content has; "" if only its time and size tell, to the second."""
+    def identity(self, fingerprint: bytes) -> str:
+        """Return a text that no other content has; "" if only its size and time tell that.
+
+        fingerprint: of its dataset. It counts where an ETag may be made of size and time, which
+        is to the second, and may be the same for all files of a container image.
+        """
         if not (self.pin.e_tag or self.pin.version):
             return ""
-        facts = self.pin.size_bytes, self.layout.first_byte, self.content_bytes, self.pin.tag
+        is_unique = self.pin.has_unique_tag and self.bucket.url.can_list
+        own = "" if is_unique else fingerprint.hex()
+        facts = self.pin.size_bytes, self.layout.first_byte, self.content_bytes, self.pin.tag, own
         return "\0".join([self.bucket.address, self.key, *map(str, facts)])
 
     @property
@@ -134,9 +144,9 @@ class ObjectBytes:
         self._waits = self._advised_bytes = 0
         self._logged_at = -_LOG_SECONDS
 
-    def add_blocks(self) -> CachedBlocks:
-        """Return its blocks, for a cache; before it is served."""
-        self.cached = CachedBlocks(self.shards)
+    def add_blocks(self, fingerprint: bytes) -> CachedBlocks:
+        """Return its blocks, for a cache; before it is served.  fingerprint: of the dataset."""
+        self.cached = CachedBlocks(self.shards, fingerprint)
         return self.cached
 
     @property

@@ -15,12 +15,12 @@ import pytest
 
 from client import InvalidRequest, NotFound, RemoteBatches, StreamMismatch
 from tests.conftest import WriteTokens
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, let_time_pass
 from tokenfeed.client.runtime import awaited_task
 from tokenfeed.client.runtime.notifier import Notifier
 from tokenfeed.client.runtime.threads import Outcome
 from tokenfeed.client.source import files
-from tokenfeed.errors import InvalidCorpus
+from tokenfeed.errors import CorpusChanged, InvalidCorpus
 
 T = 8
 MODES = [{}, {"prefetch_bytes": 0}, {"prefetch_bytes": 1}]
@@ -248,6 +248,23 @@ def test_files_are_opened_once_for_all_streams_of_a_feed(
         next(feed)
 
     assert len(opened) == 1
+
+
+def test_a_relative_path_stays_where_it_was_when_the_folder_changes(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer goes to the folder of its results; the files, and lists beside them, do not."""
+    monkeypatch.chdir(path.parent)
+    with RemoteBatches(f"file:{path.name}", 2, T, **MODES[1]) as feed:
+        next(feed)
+        (tmp_path / "results").mkdir()
+        monkeypatch.chdir(tmp_path / "results")
+        let_time_pass(path)
+        with path.open("r+b") as file:
+            file.write(b"other")
+
+        with pytest.raises(CorpusChanged):
+            list(feed)
 
 
 def test_files_of_another_corpus_are_named_as_such_and_closed(path: Path) -> None:

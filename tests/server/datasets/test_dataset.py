@@ -256,6 +256,22 @@ def test_tokens_that_are_plausible_as_uint16_are_accepted(
     assert open_(write_tokens(tokens))
 
 
+def test_a_file_that_is_given_twice_is_refused(
+    open_: OpenDataset,
+    write_tokens: WriteTokens,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its rows would come twice in an epoch. Links are said: two shards of a cache may be equal."""
+    path, link = write_tokens(range(1, 99)), tmp_path / "link.bin"
+    link.symlink_to(path)
+
+    with pytest.raises(InvalidCorpus, match=f"^{path}: is given twice; name it once"):
+        open_(path, path)
+    assert open_(path, link).store.shape.token_counts.tolist() == [98, 98]
+    assert "files are there twice, by links dataset=train files=1 first=link.bin" in caplog.text
+
+
 def test_a_dataset_that_cannot_be_opened_leaves_nothing_mapped(
     open_: OpenDataset, write_tokens: WriteTokens
 ) -> None:

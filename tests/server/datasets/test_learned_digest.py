@@ -115,6 +115,49 @@ def test_a_digest_that_a_server_found_is_known_to_the_next_one(
     later.close()
 
 
+def test_a_digest_is_not_taken_for_that_of_a_file_of_the_same_name_in_another_folder(
+    write_tokens: WriteTokens, opened: Open
+) -> None:
+    """Two corpora may begin with the same file, and an image sets all times to one."""
+    random, found = np.random.default_rng(5), []
+    for name in ("en/0.bin", "de/0.bin", "fr/0.bin"):
+        found.append(write_tokens(random.integers(1, 1 << 16, TOKENS // 2), name))
+        os.utime(found[-1], (1, 1))
+    en, de, fr = found
+    first = opened([en, de])
+    warmed_up(first)
+    assert kept_digest(first) == expected_digest([en, de])
+
+    other = opened([en, fr])
+    assert other.digest == kept_digest(other) == b""
+    for each in (first, other):
+        each.close()
+
+
+def test_a_digest_is_not_taken_for_that_of_other_content(
+    dataset: Dataset, paths: list[Path], opened: Open
+) -> None:
+    """Of the same names, sizes and times. Who verifies the content gets it: the corpus may be
+    damaged.
+    """
+    for path in paths:
+        os.utime(path, (1, 1))
+    first = opened(paths)
+    warmed_up(first)
+    for path in paths:
+        path.write_bytes(path.read_bytes()[::-1])
+        os.utime(path, (1, 1))
+
+    other = opened(paths)
+    assert other.digest == b""
+    assert kept_digest(other) == first.digest != b""
+    warmed_up(other)
+    later = opened(paths)
+    assert later.digest == expected_digest(paths)
+    for each in (first, other, later):
+        each.close()
+
+
 def test_a_digest_from_a_manifest_or_of_a_small_corpus_is_not_computed(
     dataset: Dataset, paths: list[Path], opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from tests.support.memory_store import MemoryStore
 from tokenfeed.errors import Deleted
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
+from tokenfeed.server.rows import reader as reader_module
 from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import Position
@@ -139,3 +140,29 @@ def test_nothing_is_read_if_the_first_row_is_deleted() -> None:
     assert found is None
     assert error is not None
     assert "that sample 34 needs" in error.problem
+
+
+class ErasedStore(MemoryStore):
+    """A store whose tokens are all erased."""
+
+    def gather(self, spans: Spans, *_: object) -> None:  # type: ignore[override]
+        raise Deleted.of("train", "a.bin", 0, 5, spans.whole.first_row)
+
+
+def test_rows_that_were_erased_after_they_were_taken_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream may wait for minutes before its rows are filled, for a slot or for the disk."""
+    monkeypatch.setattr(reader_module, "_CURRENT_SECONDS", 0.0)
+    stores = [MemoryStore("train", [TOKENS]), ErasedStore("train", [TOKENS])]
+    request = Request(
+        Stream.of_dataset("train", orders.find("sequential-1"), 0, T), Position(0, 4), num_batches=5
+    )
+    reader = RowReader(request, stores[0], lambda: stores[0])
+    filled = tokens_of(reader, reader.take(4))
+    spans = reader.take(4)
+    del stores[0]
+
+    with pytest.raises(Deleted):
+        tokens_of(reader, spans)
+    assert filled[0] == TOKENS[: T + 1].tolist()

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.waiting import eventually
-from tokenfeed.server.rpc.fair_scheduler import (
-    FairScheduler,
-)
+from tokenfeed.server.rpc import fair_scheduler
+from tokenfeed.server.rpc.fair_scheduler import CallEnded, FairScheduler
 
 
 def queued(scheduler: FairScheduler, count: int) -> None:
@@ -82,11 +81,14 @@ def test_no_more_threads_work_than_there_are_slots() -> None:
         thread.join()
 
     assert max(most) <= 2
-    assert scheduler._running == 0
+    assert not scheduler._running
 
 
-def test_fewer_threads_work_while_a_stream_waits_for_its_first_frame() -> None:
+def test_fewer_threads_work_while_a_stream_waits_for_its_first_frame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Then processors are needed for connections; afterwards all of them may work again."""
+    monkeypatch.setattr(fair_scheduler, "_HANG_SECONDS", 60.0)
     scheduler = FairScheduler(slot_count=3, starting_slot_count=1)
     turns = {name: threading.Event() for name in ("full", "starting", "others")}
     at_work: set[str] = set()
@@ -116,7 +118,7 @@ def test_fewer_threads_work_while_a_stream_waits_for_its_first_frame() -> None:
     for thread in threads:
         thread.join()
 
-    assert scheduler._running == len(scheduler._waiting) == len(scheduler._starting) == 0
+    assert len(scheduler._running) == len(scheduler._waiting) == len(scheduler._starting) == 0
 
 
 def served_in_turn(waiting: Sequence[str]) -> list[str]:
@@ -180,5 +182,88 @@ def test_a_slot_is_released_after_an_error() -> None:
         raise KeyError
 
     with scheduler.slot("a"):
-        assert scheduler._running == 1
-    assert scheduler._running == 0
+        assert len(scheduler._running) == 1
+    assert not scheduler._running
+
+
+def test_a_slot_that_hangs_stops_no_other_one() -> None:
+    """One file that is not read must not stop all streams of a dataset at the next connection."""
+    scheduler = FairScheduler(slot_count=2, starting_slot_count=1)
+    is_over, served = threading.Event(), list[str]()
+
+    def hang() -> None:
+        with scheduler.slot("a"):
+            is_over.wait(60)
+
+    def work(name: str) -> None:
+        with scheduler.slot(name, starts=name.startswith("*")):
+            served.append(name)
+
+    names = ["*b", "c", "*d", "e"]
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    assert eventually(lambda: bool(scheduler._running))
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    try:
+        assert eventually(lambda: sorted(served) == sorted(names)), served
+    finally:
+        is_over.set()
+        for thread in (hanging, *threads):
+            thread.join()
+
+
+def test_a_call_that_has_ended_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client makes another one, and each occupies a thread. The others keep their places."""
+    monkeypatch.setattr(fair_scheduler, "_HANG_SECONDS", 0.02)
+    scheduler = FairScheduler(slot_count=1)
+    has_ended, ended, served = threading.Event(), list[int](), list[int]()
+
+    def work(number: int) -> None:
+        is_active = (lambda: not has_ended.is_set()) if number in (1, 3) else (lambda: True)
+        try:
+            with scheduler.slot("a" if number < 3 else "b", is_active=is_active):
+                served.append(number)
+        except CallEnded:
+            ended.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    with scheduler.slot("a"):
+        for number, thread in enumerate(threads):
+            thread.start()
+            queued(scheduler, number + 1)
+        has_ended.set()
+        assert eventually(lambda: len(ended) == 2)
+        assert scheduler.waiting_count == 2
+    for thread in threads:
+        thread.join()
+
+    assert (sorted(ended), served) == ([1, 3], [0, 2])
+    assert not scheduler._running
+
+
+def test_a_slot_that_is_assigned_to_a_call_as_it_ends_is_free_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a dataset would lose its slots one by one."""
+    monkeypatch.setattr(fair_scheduler, "_HANG_SECONDS", 0.02)
+    scheduler = FairScheduler(slot_count=1)
+    is_released = threading.Event()
+
+    def is_active() -> bool:
+        is_released.set()
+        assert eventually(lambda: scheduler.waiting_count == 0)
+        return False
+
+    def work() -> None:
+        with pytest.raises(CallEnded), scheduler.slot("a", is_active=is_active):
+            pass
+
+    thread = threading.Thread(target=work)
+    with scheduler.slot("a"):
+        thread.start()
+        assert is_released.wait(60)
+    thread.join()
+
+    assert not scheduler._running

@@ -15,11 +15,12 @@ from tests.conftest import WriteTokens
 from tests.server.requests import batches
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import eventually
-from tokenfeed.errors import Unreadable
+from tokenfeed.errors import Deleted, Unreadable
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.datasets.dataset import Dataset
 from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
 from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.rows import reader
 from tokenfeed.server.rows.reader import RowReader
 from tokenfeed.server.rpc.admission import Connection
 from tokenfeed.server.rpc.fair_scheduler import FairScheduler
@@ -94,7 +95,7 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
     pausing.start()
     try:
         assert eventually(lambda: len(tries) == 2, 60.0)
-        assert eventually(lambda: scheduler._running == 0, 60.0), "the slot is still held"
+        assert eventually(lambda: not scheduler._running, 60.0), "the slot is still held"
         assert store.cold, "others wait for turns"
         other.start()
         other.join(60.0)
@@ -174,3 +175,31 @@ def test_a_bounded_number_of_streams_wait_and_others_go_on() -> None:
         may_read.set()
         assert [each.result(10) for each in waiting] == [4, 4]
     assert sorted(reading) == [0, 40]
+
+
+class ErasedStore(MemoryStore):
+    """A store whose tokens are all erased."""
+
+    def gather(self, spans: Spans, *_: object) -> None:  # type: ignore[override]
+        raise Deleted.of("train", "a.bin", 0, 5, spans.whole.first_row)
+
+
+def test_no_frame_has_rows_that_were_erased_while_it_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is erased is looked at without a slot, and yet not too early."""
+    monkeypatch.setattr(reader, "_CURRENT_SECONDS", 0.0)
+    tokens = np.arange(1, 60 * T, dtype="<u2")
+    stores = [MemoryStore("train", [tokens]), ErasedStore("train", [tokens])]
+    producer = producer_of(stores[0], 0, FairScheduler())
+    producer.reader._wrap = lambda: stores[0]
+    gather = stores[0].gather
+
+    def erased(*arguments: Any) -> None:
+        gather(*arguments)
+        assert producer.schedulers.running._running
+        stores.pop(0)
+
+    monkeypatch.setattr(stores[0], "gather", erased)
+    with pytest.raises(Deleted):
+        next(producer.frames(Connection("peer")))

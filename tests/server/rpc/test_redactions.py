@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tests.server.requests import mixed
 from tests.server.rpc.test_service import (
+    FewSlots,
     Peer,
     Status,
     asking,
@@ -24,7 +26,9 @@ from tests.support import reference
 from tests.support.redacted_corpora import Ranges, begin_erasure, write_lists
 from tests.support.waiting import eventually
 from tokenfeed.server.datasets.dataset import Dataset
+from tokenfeed.server.datasets.redactions import list_file
 from tokenfeed.server.datasets.sources import DatasetSource
+from tokenfeed.server.rows import reader
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 T = 16
@@ -307,3 +311,41 @@ def test_rows_with_deleted_tokens_are_refused_and_no_others(tmp_path: Path) -> N
         assert received(peer, at)[0][0][1] == b"\1\0\0\0\x08\0\0\0"
         # The files still have the tokens.
         assert peer.describe(pb.DescribeRequest()).datasets[0].erased_list == b""
+
+
+def test_a_list_whose_file_system_hangs_stops_no_other_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list may lie on a file server, and the tokens on a local disk."""
+    monkeypatch.setattr(list_file, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(reader, "_CURRENT_SECONDS", 0.0)
+    hangs, is_back, state_now = threading.Event(), threading.Event(), list_file._state_now
+
+    def state(path: str) -> tuple[object, ...]:
+        if not hangs.is_set():  # the first look only: the others see that it is not over
+            hangs.set()
+            assert is_back.wait(60)
+        return state_now(path)
+
+    def read(call: grpc.Call) -> None:
+        with pytest.raises(grpc.RpcError):
+            for _ in call:
+                pass
+
+    source = DatasetSource("web", (write(tmp_path / "web.bin", 20_000),))
+    with opened(source) as datasets, serving(datasets, kind=FewSlots) as peer:
+        write_lists(datasets["web"], FILL, [(0, 0, 1)])
+        sent = wanting(num_batches=1 << 30).SerializeToString()
+        call = peer.channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")(sent)
+        next(call)
+        reading = threading.Thread(target=read, args=(call,))
+        monkeypatch.setattr(list_file, "_state_now", state)
+        reading.start()
+        try:
+            assert hangs.wait(60)
+            for _ in range(3):
+                assert len(received(peer, wanting())[0]) == 20
+        finally:
+            is_back.set()
+            call.cancel()
+            reading.join()

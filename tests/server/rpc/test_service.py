@@ -35,7 +35,8 @@ from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.rpc import listener
 from tokenfeed.server.rpc.activity.tracker import Activity
 from tokenfeed.server.rpc.admission import AdmissionControl, StreamLimits
-from tokenfeed.server.rpc.frame_producer import FrameProducer
+from tokenfeed.server.rpc.fair_scheduler import FairScheduler
+from tokenfeed.server.rpc.frame_producer import FrameProducer, Schedulers
 from tokenfeed.server.rpc.service import TokenFeed
 from tokenfeed.server.storage.documents import Delimiters, document_search
 from tokenfeed.server.storage.store import TokenStore
@@ -104,6 +105,15 @@ class Peer:
         (answer,), ending = self.ask(request, "Describe")
         assert ending[0] is Status.OK, ending
         return pb.DescribeResponse.FromString(answer)
+
+
+class FewSlots(TokenFeed):
+    """A service whose schedulers have one slot each."""
+
+    def __init__(self, *arguments: Any, **limits: Any) -> None:
+        super().__init__(*arguments, **limits)
+        for name in self._schedulers:
+            self._schedulers[name] = Schedulers(FairScheduler(1), FairScheduler(1))
 
 
 def rows_of(frames: list[frame.Frame], context_length: int) -> npt.NDArray[np.uint8]:
@@ -1097,3 +1107,30 @@ def test_a_call_that_is_late_and_cancelled_does_not_revive_its_stream(
         assert all(ends.acquire(timeout=CALL_SECONDS) for _ in range(2))
         (stream,), _ = peer.activity.streams(9)
     assert stream.has_ended
+
+
+def test_calls_without_a_client_leave_room_for_other_datasets(
+    datasets: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each retry of a client whose dataset hangs is one more call, until all of the limit are."""
+    is_over, files = threading.Event(), datasets["long"].store.files
+    gather = files.gather
+
+    def hang(*arguments: Any) -> None:
+        assert is_over.wait(60)
+        gather(*arguments)
+
+    monkeypatch.setattr(files, "gather", hang)
+    with serving(datasets, limits=StreamLimits(streams=3), kind=FewSlots) as peer:
+        ask = peer.channel.unary_stream("/tokenfeed.v1.TokenFeed/GetBatch")
+        hanging = [ask(asking(dataset="long").SerializeToString()) for _ in range(6)]
+        streams = peer.activity._streams
+        try:
+            assert eventually(lambda: sum(each.calls for each in streams.values()) == 6)
+            assert peer.refusal(asking())[0] is Status.RESOURCE_EXHAUSTED
+            for call in hanging:
+                call.cancel()
+            assert eventually(lambda: peer.ask(asking())[1][0] is Status.OK)
+        finally:
+            is_over.set()
+    assert "call failed" not in caplog.text

@@ -120,7 +120,7 @@ def keep_digest(content: ListContent, store: TokenStore) -> None:
     if content.erasure is None or not content.erasure.digest:
         return
     try:
-        write_digest(store, content.erasure.digest)
+        write_digest(store, content.fingerprint, content.erasure.digest)
     except OSError as error:
         name = log_safe_name(digest_path(store))
         _LOG.warning("digest not kept file=%s: %s", name, error.strerror)

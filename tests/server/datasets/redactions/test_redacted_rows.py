@@ -31,7 +31,11 @@ from tokenfeed.server.datasets.redactions import covering
 from tokenfeed.server.datasets.redactions.covering import Covering, SourceLists
 from tokenfeed.server.datasets.redactions.list_format import ListContent
 from tokenfeed.server.datasets.redactions.ranges import RedactionList, TokenRanges
-from tokenfeed.server.datasets.redactions.redacted_rows import RedactedRows, Redactor
+from tokenfeed.server.datasets.redactions.redacted_rows import (
+    RedactedRows,
+    Redactor,
+    are_same,
+)
 from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.documents import Delimiters
 from tokenfeed.server.storage.mixed_store import MixedStore
@@ -344,6 +348,20 @@ def test_a_stream_with_many_lists_in_force_is_prepared_once(
     found = gather_block(rows[-1], spans, dtype=dataset.store.dtype).tokens[0]
     assert found[1] == 0  # token 21, which the last of the lists in force has
     assert found[4] != 0  # token 24, which only the latest one has
+
+
+def test_rows_are_the_same_if_they_are_prepared_again_of_the_same_lists() -> None:
+    """Streams with other lists may need the memory meanwhile; no row is read twice for that."""
+    store = MemoryStore("train", [np.arange(100, dtype="<u2")])
+
+    def rows(fill: int, end: int) -> RedactedRows:
+        in_force = RedactionList.of(fill, TokenRanges.of([(0, 1, end)]))
+        return RedactedRows(store, Covering.of((SourceLists(store.shape, (in_force,)),)), [])
+
+    assert are_same(rows(0, 2), rows(0, 2))
+    assert not are_same(rows(0, 2), rows(1, 2))
+    assert not are_same(rows(0, 2), rows(0, 3))
+    assert not are_same(rows(0, 2), store)
 
 
 def test_too_many_ranges_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,15 @@ def test_a_folder_stands_for_its_shards_in_byte_order_and_for_nothing_else(folde
     assert (source.name, names(source.paths)) == ("corpus", ORDERED)
 
 
+def test_a_glob_names_each_file_once(folder: Path) -> None:
+    """Python's own returns a path for each way in which the folders can be split."""
+    below = folder / "x" / "y"
+    below.mkdir(parents=True)
+    (below / "c.bin").write_bytes(b"12")
+
+    assert parse_data([f"{folder}/**/**/c.bin"]).paths == (str(below / "c.bin"),)
+
+
 def test_a_glob_stands_for_its_files_in_byte_order(folder: Path) -> None:
     """Compose files and service units pass it unexpanded."""
     source = parse_data([f"val={folder}/*.bin"])

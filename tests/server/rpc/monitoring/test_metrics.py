@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
@@ -186,14 +187,15 @@ def test_a_drain_can_be_scraped(serve: Serve, write_tokens: WriteTokens) -> None
     with grpc.insecure_channel(server.address) as channel:
         call = channel.unary_stream(GET_BATCH)(request.SerializeToString())
         next(call)
-        seen: list[dict[Labels, float]] = []
+        taken_at: dict[float, float] = {}
 
         def hangs() -> bool:
-            """Whether a frame is made, and none was taken since the last scrape."""
+            """Whether a frame is made, and none was taken for a second."""
             found = samples(server)
-            seen.append(found["tokenfeed_frames_sent_total"])
+            (sent,) = found["tokenfeed_frames_sent_total"].values()
             (made,) = found["tokenfeed_frame_make_seconds_count"].values()
-            return seen[-1:] == seen[-2:-1] and [made - 1] == list(seen[-1].values())
+            since = taken_at.setdefault(sent, time.monotonic())
+            return made - 1 == sent and time.monotonic() - since > 1
 
         assert eventually(hangs)
         assert samples(server)["tokenfeed_draining"] == {labels(): 0}

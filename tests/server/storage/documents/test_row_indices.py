@@ -266,6 +266,24 @@ def test_a_file_system_that_fails_for_a_while_is_tried_again(
     require_agreement(found.get(KEY))
 
 
+def test_a_thread_that_cannot_start_is_tried_again(
+    found: RowIndices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may have no room for one more, for a while."""
+    with monkeypatch.context() as patched:
+
+        def no_room(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patched.setattr(threading.Thread, "start", no_room)
+        with pytest.raises(Unreadable):
+            found.get(KEY)
+
+    assert found.making is None
+    monkeypatch.setattr(row_indices, "_WAIT_SECONDS", 10.0)
+    require_agreement(found.get(KEY))
+
+
 def test_an_unexpected_failure_is_logged(
     found: RowIndices,
     starts: DocumentStarts,

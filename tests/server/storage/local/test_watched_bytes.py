@@ -103,6 +103,27 @@ def test_a_file_that_is_not_there_any_more_was_removed(
     assert "replaced or removed" in caplog.text
 
 
+def test_a_file_is_looked_at_where_it_is_although_links_lead_elsewhere_by_now(
+    open_store: Open, write_tokens: WriteTokens, tmp_path: Path
+) -> None:
+    """The corpus of a link that was turned is the next one to be written to."""
+    old = write_tokens(range(1, 9), "old/a.bin")
+    write_tokens(range(1, 9), "new/a.bin")
+    (tmp_path / "current").symlink_to("old")
+    store = open_store(tmp_path / "current" / "a.bin")
+    (tmp_path / "next").symlink_to("new")
+    (tmp_path / "next").rename(tmp_path / "current")
+    look(store)
+    assert not store.files.failed
+
+    let_time_pass(old)
+    with old.open("r+b") as file:
+        file.write(b"other")
+    look(store)
+
+    assert store.files.failed
+
+
 @pytest.mark.parametrize(("then", "lost"), [(True, False), (False, True)])
 def test_a_reread_that_fails_is_repeated_after_the_next_check(
     open_store: Open,

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +61,28 @@ def rows(random: np.random.Generator, count: int = 64) -> Spans:
 def require_right(found: np.ndarray, spans: Spans) -> None:
     for row, shard, first in zip(found, spans.shard, spans.token_offset, strict=True):
         np.testing.assert_array_equal(row, TOKENS[shard][first : first + T + 1])
+
+
+@pytest.mark.parametrize(
+    ("e_tag", "version", "expected"),
+    [
+        ('"900150983cd24fb0d6963f7d28e17f72"', None, True),
+        ('"900150983cd24fb0d6963f7d28e17f72-12"', None, True),
+        ('"0x8DC582FEC1B2B3A"', None, True),
+        ('"65533f00-200000"', "v1", True),
+        ('"65533f00-200000"', None, False),  # nginx
+        ('"00000000000000000000000000000000-1"', None, False),  # MinIO, of files it has not written
+        ('"1700000000000"', None, False),
+        ('""', None, False),
+        (None, None, False),
+    ],
+)
+def test_an_etag_of_size_and_time_is_not_taken_for_that_of_one_content(
+    e_tag: str | None, version: str | None, expected: bool
+) -> None:
+    """Blocks that were cached of a content would be served as those of another one."""
+    written = datetime.fromtimestamp(1_700_000_000, timezone.utc)
+    assert buckets.Pin(1 << 21, e_tag, version, written).has_unique_tag is expected
 
 
 @pytest.mark.parametrize("advised", [True, False])

@@ -5,7 +5,9 @@ once, and never more is fetched than was allowed.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trustme
 
 from tests.support.gathering import gather_block
 from tests.support.object_server import ObjectServer, object_server
 from tests.support.waiting import eventually
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling.spans import Pieces, Spans
+from tokenfeed.server.datasets.opening import TokenChecks, open_dataset
+from tokenfeed.server.datasets.sources import DatasetSource
 from tokenfeed.server.storage.door import StorageOptions
 from tokenfeed.server.storage.formats import FormatOptions
 from tokenfeed.server.storage.objects import cache_choice, object_cache
@@ -40,6 +45,7 @@ TOKENS = [
     _RANDOM.integers(0, 60_000, 5 * BLOCK + 12_345).astype("<u2"),
 ]
 BLOCKS = 10
+FINGERPRINT = bytes(32)
 
 Opened = Callable[..., tuple[TokenStore, ObjectCache]]
 
@@ -67,7 +73,9 @@ def opened(
         LISTING.forget()
         tokens, _ = open_store("train", URLS, RAW, StorageOptions())
         tokens.narrow(65_535)
-        cache = open_cache([tokens.files], str(folder), size_of(max(16, slots)))
+        # Of another dataset each time, as if it had got one more object.
+        dataset = tokens.files, os.urandom(32)
+        cache = open_cache([dataset], str(folder), size_of(max(16, slots)))
         assert cache is not None
         found.append((tokens, cache))
         return found[-1]
@@ -188,7 +196,7 @@ def test_rows_are_right_while_blocks_make_room(
         LISTING.forget()
         tokens, _ = open_store("train", URLS, RAW, StorageOptions())
         tokens.narrow(65_535)
-        cache = open_cache([tokens.files], str(tmp_path), size_of(4))
+        cache = open_cache([(tokens.files, FINGERPRINT)], str(tmp_path), size_of(4))
         assert cache is not None
         assert not cache.fits
         both.append((tokens, cache))
@@ -233,7 +241,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int) -> tuple:
         monkeypatch.setattr(object_cache, name, seconds)
     tokens, _ = open_store("train", URLS, RAW, StorageOptions())
     tokens.narrow(65_535)
-    cache = open_cache([tokens.files], str(tmp_path), size_of(slots))
+    cache = open_cache([(tokens.files, FINGERPRINT)], str(tmp_path), size_of(slots))
     assert cache is not None
     return tokens, cache
 
@@ -375,6 +383,50 @@ def test_an_object_that_is_replaced_is_cached_again(opened: Opened, store: Objec
     assert cache.counts.hits >= 2
 
 
+@pytest.mark.parametrize("scheme", ["s3", "https"])
+def test_content_with_the_etag_of_another_one_is_not_read_out_of_its_blocks(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some servers make strong ETags of time and size, to the second; a web framework even hashes
+    them. The fingerprint of the dataset tells these contents apart.
+    """
+    monkeypatch.setattr(object_cache, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(object_cache, "_FIRST_ROWS_SECONDS", 0.0)
+    context = None
+    if scheme == "https":
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+    spans = Spans.of_windows(T + 1, np.zeros(2, dtype=np.int64), np.array([0, 5000]))
+    versions = np.random.default_rng(4).integers(1, 60_000, (2, BLOCK)).astype("<u2")
+    with object_server(context) as store:
+        place = f"https://{store.address}/bucket" if context else "s3://bucket"
+        source = DatasetSource("train", (f"{place}/a.bin", f"{place}/b.bin"))
+        for number, tokens in enumerate(versions):
+            # The other file grows: else nothing would be read again.
+            for name, content in (("a", tokens), ("b", tokens[: 1000 + number])):
+                key = f"bucket/{name}.bin"
+                store.put(key, content.tobytes())
+                (one,) = store.objects[key]
+                etag = f"{one.written:x}-{len(one.content):x}"
+                etag = hashlib.md5(etag.encode()).hexdigest() if context else etag
+                one.etag = f'"{etag}"'
+            LISTING.forget()
+            dataset = open_dataset(source, RAW, TokenChecks())
+            contents = [(dataset.store.files, dataset.fingerprint)]
+            cache = open_cache(contents, str(tmp_path), size_of(16))
+            assert cache is not None
+            for _ in range(2):
+                found = gather_block(dataset.store, spans).tokens
+                np.testing.assert_array_equal(found, [tokens[: T + 1], tokens[5000 : 5001 + T]])
+                assert eventually(lambda cache=cache: cache.counts.cached_blocks == 2)
+            assert cache.counts.hits >= 2
+            cache.close()
+            dataset.close()
+
+
 def test_what_only_has_a_time_is_not_cached(opened: Opened, store: ObjectServer) -> None:
     """It may be replaced twice in a second, by content of the same size."""
     store.weak = True
@@ -489,10 +541,10 @@ def test_a_folder_that_cannot_be_used_is_refused_by_name(
     tokens, _ = open_store("train", URLS, RAW, StorageOptions())
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidRequest, match=r"--object-cache: .*file.* cannot be used"):
-        open_cache([tokens.files], str(tmp_path / "file"), size_of(16))
+        open_cache([(tokens.files, FINGERPRINT)], str(tmp_path / "file"), size_of(16))
     with pytest.raises(InvalidRequest, match=r"--object-cache-bytes: is 1000; it takes 16"):
-        open_cache([tokens.files], str(tmp_path), 1000)
-    assert open_cache([tokens.files], "none", None) is None
+        open_cache([(tokens.files, FINGERPRINT)], str(tmp_path), 1000)
+    assert open_cache([(tokens.files, FINGERPRINT)], "none", None) is None
     tokens.close()
 
 
@@ -523,7 +575,7 @@ def test_the_default_is_a_local_disk_with_room(
     usage = type("", (), {"free": free})
     monkeypatch.setattr(cache_choice.shutil, "disk_usage", lambda _: usage)
     tokens, _ = open_store("train", URLS, RAW, StorageOptions())
-    cache = open_cache([tokens.files], None, None)
+    cache = open_cache([(tokens.files, FINGERPRINT)], None, None)
     if expected:
         assert cache is not None
         assert slab_of(tmp_path).stat().st_size == expected
@@ -592,7 +644,8 @@ def test_an_object_of_two_datasets_is_fetched_once(
     for each in both:
         each.narrow(65_535)
     before = REQUESTS.by_reason["block"].gets
-    cache = open_cache([each.files for each in both], str(tmp_path), size_of(BLOCKS))
+    datasets = [(each.files, os.urandom(32)) for each in both]
+    cache = open_cache(datasets, str(tmp_path), size_of(BLOCKS))
     assert cache is not None
     assert cache.fits
     require_rows(both[0], 1)

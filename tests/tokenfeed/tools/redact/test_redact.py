@@ -37,6 +37,13 @@ def corpus(write_tokens: WriteTokens) -> list[str]:
     return paths
 
 
+@pytest.fixture
+def languages(write_tokens: WriteTokens) -> list[str]:
+    """Files of one name and size in three folders of a corpus."""
+    names = [f"corpus/{language}/0.bin" for language in ("en", "de", "fr")]
+    return [str(write_tokens(np.arange(at, at + 1000), name)) for at, name in enumerate(names)]
+
+
 def listed(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, object]:
     """Run it, and return what it prints as JSON."""
     capsys.readouterr()
@@ -98,6 +105,37 @@ def test_more_is_added_to_the_list(corpus: list[str], capsys: pytest.CaptureFixt
     assert second["lists"] == again["lists"] == [first["list"], second["list"]]
     assert triples(again["file"]) == [(0, 3, 12)]
     assert listed(capsys, *corpus) == again
+
+
+def test_datasets_whose_files_have_the_same_names_have_lists_of_their_own(
+    languages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the list of one of them keeps a server from opening the other."""
+    en, de, fr = languages
+    found = listed(capsys, en, de, "--range=1:0:5")
+    other = listed(capsys, en, fr, "--range=1:100:107")
+
+    assert (found["tokens"], other["tokens"]) == (5, 7)
+    assert found["file"] != other["file"]
+
+
+def test_a_list_is_found_after_all_files_of_a_dataset_are_moved(
+    languages: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To another mount, or seen from another folder; else redacted tokens would be served."""
+    found = listed(capsys, *languages, "--range=1:0:5")
+    corpus = Path(languages[0]).parent.parent
+    moved = corpus.rename(corpus.with_name("mount")) / "elsewhere"
+    moved.mkdir()
+    for name in ("en", "de", "fr"):
+        (moved.parent / name).rename(moved / name)
+
+    monkeypatch.chdir(moved)
+    mixed = ["en/0.bin", f"{moved}/de/0.bin", "./fr/0.bin"]
+    for paths in (["en/0.bin", "de/0.bin", "fr/0.bin"], mixed):
+        assert listed(capsys, *paths)["list"] == found["list"]
+    monkeypatch.chdir(moved / "en")
+    assert listed(capsys, "0.bin", "../de/0.bin", "../fr/0.bin")["list"] == found["list"]
 
 
 @pytest.mark.skipif(not find_spec("pyarrow"), reason="ingest needs pyarrow")
