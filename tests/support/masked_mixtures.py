@@ -74,7 +74,7 @@ class _Frames:
         self.reader = SimpleNamespace(request=request)  # what activity counts by
         self.shared = shared
 
-    def frames(self, connection: object) -> Iterator[EncodedFrame]:
+    def frames(self, connection: object, is_active: object) -> Iterator[EncodedFrame]:
         row, end = self.request.first_row, self.request.end_row
         while row < end:
             count = min(_ROWS, end - row)
