@@ -178,8 +178,10 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         if not all(bool(whole) for whole, _ in found):
             return False
         peers = self.get_tp_size()
-        streams = len({int(sample) for _, sample in found})
-        if streams * peers != self.args.world_size:
+        samples = [int(sample) for _, sample in found]
+        # A rank may have no own row in a batch before a change of the context length.
+        streams, without = len({*samples} - {-1}), samples.count(-1)
+        if streams * peers + without != self.args.world_size:
             problem = (
                 f"{self.args.world_size} processes read {streams} different rows at once, and "
                 f"{self.args.world_size // peers} data-parallel ranks need rows of their own. "

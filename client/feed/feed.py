@@ -413,14 +413,15 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
 
     @property
     def batches_left(self) -> int | None:
-        """The number of batches until this feed ends, by num_batches or by max_epochs of a mixture;
-        None if the feed is endless. With max_epochs this waits until a server has described the
-        datasets.
+        """The number of batches until this feed ends, by num_batches or by max_epochs of a mixture,
+        at all context lengths; None if the feed is endless. With max_epochs this waits until a
+        server has described the datasets.
 
         Raises: like `position`.
         """
-        position, end = self._request.position, self._end(self._stream)
-        return None if end == SAMPLE_END else max(0, end - self._cursor.sample) // position.stride
+        stream = self._declared()
+        end = self._end(stream)
+        return None if end == SAMPLE_END else stream.batches_left(end)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -499,8 +500,14 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         if isinstance(context_length, Mapping) or lengths != {context_length}:
             problem = "has several values, but rows by their index have one: make a feed of one"
             raise InvalidRequest("context_length", problem)
+        if len(self._stream.stream.stages) > 1:
+            problem = "changed the stream, but rows by their index are of one: make a new feed"
+            raise InvalidRequest("state", problem)
+        source = self._stream.source
         fresh = dict.fromkeys(("group", "start_sample", "num_batches", "redactions"))
         own = {**given, **fresh, "start_step": 0, "rank": 0, "world_size": 1}
+        if source.group_blocks:  # a state may have brought it
+            own["group_tokens"] = source.group_blocks * source.order.BLOCK_TOKENS
         if "device" in own:
             own["device"] = "cpu"
         if not (isinstance(target, str) or is_local_target(target)):

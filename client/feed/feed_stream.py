@@ -179,6 +179,20 @@ class FeedStream:
             return -(-max(0, self.length_end - sample) // stride)
         return max(0, end_sample - sample) // stride
 
+    def batches_left(self, end_sample: int) -> int:
+        """Return how many batches of this rank follow, of all shapes; otherwise as `batches_to`."""
+        stages, sample, found = self.stream.stages, self.cursor.sample, 0
+        while sample < end_sample:
+            begun = stages[: self.stream.place_of(sample) + 1]
+            lengths = [stage.context_length for stage in begun]
+            stride = batch_size_of(lengths, self.batch_sizes) * self.request.position.world_size
+            later = (stage for stage in stages[len(begun) :] if stage.context_length != lengths[-1])
+            length_end = next((stage.first_sample for stage in later), SAMPLE_END)
+            if length_end > end_sample:
+                return found + (end_sample - sample) // stride
+            found, sample = found - (sample - length_end) // stride, length_end
+        return found
+
     def tokens_of(self, batches: int) -> int:
         """Return the tokens of x in batches of this rank.  batches: that this feed has delivered,
         at least up to the present shape.

@@ -38,6 +38,7 @@ from .change_placement import with_redaction
 from .feed_stream import FeedStream
 from .lengths import require_uncounted
 from .mixture.continuation import SavedMixture, continued, length_dropped
+from .mixture.recipe import Definition
 from .state import State
 from .state_differences import (
     MID_EPOCH,
@@ -79,6 +80,7 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     corpora = {
         each.dataset: each.corpus for each in own.known().sources if each.number in described
     }
+    require_counted(own.definition, state)
     definition = own.definition.stream
     mine = [replace(each, corpus=corpora.get(each.dataset)) for each in definition.sources]
     asked, of_groups = _with_groups(replace(definition, sources=tuple(mine)), state.stream)
@@ -101,6 +103,18 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
         found.close_unless(own)
         raise
     return Resumption(found, of_groups + plan.messages + messages)
+
+
+def require_counted(definition: Definition, state: State) -> None:
+    """Raise StreamMismatch if tokens that a mixture counts at the length of its rows have other
+    lengths in a state.
+    """
+    length, end = definition.stream.context_length, definition.tokens_end
+    for stage in state.stream.stages:
+        if stage.first_sample <= end and stage.context_length != length and end:
+            problem = f"the state has {stage.context_length} from sample {stage.first_sample} on, "
+            problem += f"but the mixture has first_tokens up to sample {end}, counted at {length}"
+            raise StreamMismatch("context_length", f"{problem}; write first_sample there")
 
 
 def _with_groups(mine: Stream, saved: Stream) -> tuple[Stream, tuple[str, ...]]:

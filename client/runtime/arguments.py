@@ -36,7 +36,9 @@ def integer(name: str, value: int, *limits: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidRequest(name, f"{shown(value)} is not an integer") from None
+        number = None
+    if number is None or isinstance(value, bool):  # to Python it is a number
+        raise InvalidRequest(name, f"{shown(value)} is not an integer")
     if number.bit_length() > _BITS_MAX:
         # The value is not shown: it may have more digits than Python prints.
         raise InvalidRequest(

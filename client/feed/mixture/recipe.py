@@ -427,8 +427,6 @@ def _begin(name: str, prefix: str, values: Mapping[str, Any]) -> Begin:
     """Return where something is asked for.  Raises: InvalidRequest."""
     found = {}
     for key in _STAGE_KEYS[:2]:
-        if isinstance(values.get(key), bool):  # to Python it is a number
-            raise InvalidRequest(f"{prefix}{key}", f"{values[key]} is not an integer")
         found[key] = optional_integer(f"{prefix}{key}", values.get(key), 0, SAMPLE_END)
     if sum(value is not None for value in found.values()) != 1:
         raise InvalidRequest(name, "has to have either first_sample or first_tokens")
@@ -577,14 +575,15 @@ def first_end(
 ) -> Exhausted | None:
     """Return where the first source of a stream ends, None if none does.
 
-    max_epochs, sample: as for `limits_of`.  rows: returns those of an epoch of each source at a
-    context length.
+    max_epochs: as for `limits_of`.  rows: returns those of an epoch of each source at a context
+    length.  sample: the position.
     Raises: as `limits_of`; what rows raises.
     """
     ahead = stream.stages[stream.place_of(sample) :] if max_epochs else ()
     for length, same in groupby(ahead, lambda stage: stage.context_length):
         stages = list(same)
-        limits = limits_of(stream, max_epochs, rows(length), sample)
+        begins = sample == 0 and stages[0] is stream.stages[0]
+        limits = limits_of(stream, max_epochs, rows(length), begins=begins)
         end = first_exhausted(stages, limits, sample)
         end_sample = stream.end_of(stages[-1].index - stream.stages[0].index)
         if end is not None and (end_sample is None or end.sample < end_sample):
@@ -593,13 +592,13 @@ def first_end(
 
 
 def limits_of(
-    stream: Stream, max_epochs: Mapping[str, int], rows: Mapping[int, int], sample: int = 0
+    stream: Stream, max_epochs: Mapping[str, int], rows: Mapping[int, int], *, begins: bool
 ) -> dict[int, int]:
     """Return the samples that sources may contribute, by their numbers; others are endless.
 
-    max_epochs: by the names of datasets.  rows: of an epoch of each source, by its number.  sample:
-    the position.
-    Raises: InvalidRequest at sample 0 if a source has not even enough for the first block.
+    max_epochs: by the names of datasets.  rows: of an epoch of each source, by its number.  begins:
+    whether the first block is still to come.
+    Raises: InvalidRequest if a source has not even enough for that.
     """
     limits = {
         source.number: max_epochs[source.dataset] * rows[source.number]
@@ -607,7 +606,7 @@ def limits_of(
         if source.dataset in max_epochs and source.number in rows
     }
     first = stream.stages[0]
-    for number, weight in first.weights.items() if sample == 0 else ():
+    for number, weight in first.weights.items() if begins else ():
         if limits.get(number, weight) < weight:
             name = stream.sources[number].dataset
             raise InvalidRequest(

@@ -157,14 +157,16 @@ class RankAgreement:
         """
         key = f"{self._key}/all/{next(self._rounds)}"
         own = hashlib.sha256(repr(value).encode()).hexdigest()
-        decision = "gave up"
+        own_decision = decision = "gave up"
         try:
             store = self._store()
             try:
-                decision = self._compared(store, key, own, is_over)
+                own_decision = self._compared(store, key, own, is_over)
             finally:
                 # The first decision counts, also if this rank is interrupted.
-                decision = store.compare_set(f"{key}/decision", "", decision).decode()
+                decision = store.compare_set(f"{key}/decision", "", own_decision).decode()
+                if decision == "same" and own_decision not in ("same", "gave up"):
+                    decision = own_decision  # a peer of this rank has agreed to another change
         except (RuntimeError, ValueError, AttributeError) as error:
             raise Unreachable("store", f"ranks cannot be compared: {error}") from error
         finally:
@@ -194,7 +196,9 @@ class RankAgreement:
         first_rank, _, its = first.partition(" ")
         if its != own:
             return f"rank {self._rank} changes it to another one than rank {first_rank} does"
-        if store.add(f"{key}/count", 1) == self._world_size:
+        # Several processes may be one rank: tensor-parallel peers.
+        is_first = store.add(f"{key}/count/{self._rank}", 1) == 1
+        if is_first and store.add(f"{key}/count", 1) == self._world_size:
             return "same"
         end = time.monotonic() + _ALL_RANKS_SECONDS
         # Not store.wait: other requests of this process to the store would wait behind it.

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +37,11 @@ def mappings(path: Path) -> int:
 
 
 def descriptors(path: Path) -> int:
-    # realpath: the descriptor of the listing itself is closed by then.
-    return [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")].count(
-        os.path.realpath(path)
-    )
+    found = []
+    for one in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing, and what a thread has closed
+            found.append(os.readlink(f"/proc/self/fd/{one}"))
+    return found.count(os.path.realpath(path))
 
 
 _OTHERS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -578,6 +579,87 @@ def test_the_end_of_a_mixture_that_grows_is_the_one_that_plan_prints(
     assert (found["ended_by"], shapes) == ("math", [(1, 1 << 17)] * 2)
     assert found["sources"]["math"]["epochs_at_end"] == pytest.approx(2, abs=1 / math)
     assert found["sources"]["math"]["epochs"] < 1.5
+
+
+@pytest.mark.parametrize("length", [1 << 14, 1 << 15])
+def test_tokens_of_a_mixture_that_a_state_counts_at_another_length_are_refused(
+    target: str, length: int
+) -> None:
+    """As by a feed that makes the change: the stage would begin elsewhere, at either length."""
+    with feed_of(target, 1 << 14, Mixture({"web": 1, "code": 1}), order="random") as feed:
+        feed.change_context_length(1 << 15, at_sample=20)
+        feed.skip(24)
+        state = feed.state_dict()
+    weights = [{"web": 1, "code": 1}, {"web": 1, "code": 3}]
+    stages = [{"weights": weights[0]}, {"first_tokens": 4_000_000, "weights": weights[1]}]
+    with feed_of(target, length, Mixture(stages=stages), order="random") as feed:
+        with pytest.raises(
+            StreamMismatch, match=r"first_tokens up to .*; write first_sample there"
+        ):
+            feed.load_state_dict(state)
+
+
+def test_rows_by_their_index_have_the_groups_of_a_state(folder: Path) -> None:
+    """A source keeps the groups that it began with, whatever the arguments say."""
+    options = {"order": "blocks", "seed": SEED, "rank": 0, "world_size": 1}
+    web = f"file:{folder / 'web'}?dtype=uint8"
+    with NumpyBatches(web, 4, 1 << 14, group_tokens=GROUP_BLOCKS * U, **options) as feed:
+        state, expected = feed.state_dict(), next(feed)[0]
+    with NumpyBatches(web, 4, 1 << 14, **options) as feed:
+        feed.load_state_dict(state)
+        dataset = feed.as_dataset()
+        assert np.array_equal([dataset[row][0] for row in range(4)], expected)
+    options["order"] = "shuffled"
+    with NumpyBatches(web, 4, 1 << 14, **options) as feed:
+        next(feed)
+        state = feed.state_dict()
+    with NumpyBatches(web, 4, 1 << 14, **options | {"seed": 1}) as feed:
+        feed.load_state_dict(state, allow=("seed",))
+        with pytest.raises(InvalidRequest, match=r"^state: changed the stream"):
+            feed.as_dataset()
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_the_batches_that_are_left_are_of_all_lengths(target: str, is_declared: bool) -> None:
+    """A framework ends the training by their number."""
+    mixture = Mixture(
+        {"web": 1, "math": 1},
+        sources={"web": {"order": "random"}, "math": {"order": "blocks", "max_epochs": 1}},
+    )
+    lengths = {0: 1 << 14, 100: 1 << 15} if is_declared else 1 << 14
+    with feed_of(target, lengths, mixture) as feed:
+        if not is_declared:
+            feed.change_context_length(1 << 15, at_sample=100)
+        left = feed.batches_left
+        assert left == sum(1 for _ in feed)
+        assert feed.batches_left == 0
+
+
+def test_a_source_that_has_paused_is_not_judged_by_its_rows_at_a_later_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has enough for its block at the first length. Plan and find answer too."""
+    for name, count in (("web", 300_000), ("math", 20_000)):
+        np.full(count, 7, "u1").tofile(tmp_path / f"{name}.bin")
+    own = f"file:web={tmp_path / 'web.bin'},math={tmp_path / 'math.bin'}?dtype=uint8"
+    path = tmp_path / "mixture.toml"
+    path.write_text(
+        'order = "random"\nseed = 9\nblock = 10\n'
+        "[[stages]]\nweights = {web = 6, math = 4}\n"
+        "[[stages]]\nfirst_sample = 10\nweights = {web = 1}\n"
+        '[sources.math]\norder = "blocks"\nmax_epochs = 1\n'
+    )
+    with NumpyBatches(own, 32, {0: 1 << 10, 64: 1 << 15}, mixture=Mixture.load(path)) as feed:
+        (tmp_path / "state.json").write_text(json.dumps(feed.state_dict()))
+        shapes = [x.shape for x, _ in itertools.islice(feed, 3)]
+    assert shapes == [(32, 1 << 10), (32, 1 << 10), (1, 1 << 15)]
+    words = ["--change-context-length", "64=32768", "--tokens", "1e6", own, "--json"]
+    found = _printed(capsys, "plan", str(path), "--context-length", "1024", *words)
+    assert found["sources"]["math"]["epochs_at_end"] is None
+    assert found["sources"]["math"]["samples"] == 4
+    words = ["--dataset", "math", "--file", "math.bin", "--token", "0", "--tokens", "9000", own, "--json"]
+    found = _printed(capsys, "find", "--state", str(tmp_path / "state.json"), *words)
+    assert found["counts"]["to come"] == 1
 
 
 def test_a_length_that_a_source_has_no_row_of_is_refused(target: str) -> None:

@@ -87,10 +87,11 @@ class Forecast:
         }
 
     def epochs(self, source: int, tokens: int) -> Fraction | None:
-        """Return tokens of x of a source as epochs of it; None if its order has none. At several
-        context lengths this is rounded: they leave out different ends of files.
+        """Return tokens of x of a source as epochs of it; None if its order has none, or it has no
+        row at the last context length. At several context lengths this is rounded: they leave out
+        different ends of files.
         """
-        if source not in self.rows:
+        if not self.rows.get(source):
             return None
         return Fraction(tokens, self.rows[source] * self.stream.context_length)
 
@@ -119,7 +120,7 @@ def forecast(
         end = first_end(stream, max_epochs, counted, first_sample)
         ends = [] if end is None or end.sample >= end_sample else [end]
     else:
-        limits = limits_of(stream, max_epochs, rows, first_sample)
+        limits = limits_of(stream, max_epochs, rows, begins=first_sample == 0)
         ends = [*without_exhausted(stream.stages, limits, end_sample, first_sample).exhausted]
     until = max(min([end_sample, *(one.sample for one in ends[:1])]), first_sample)
     stages = [
@@ -149,7 +150,7 @@ def forecast(
         at_end={
             number: Fraction(own.get(number, 0), of_epoch[number])
             for number in rows
-            if stream.sources[number].order.HAS_EPOCHS
+            if stream.sources[number].order.HAS_EPOCHS and of_epoch[number]
         },
         exhausted=ends,
     )

@@ -19,7 +19,7 @@ from tokenfeed.client.feed.length_changes import (
 )
 from tokenfeed.client.feed.lengths import read_lengths
 from tokenfeed.client.feed.mixture.recipe import Definition, Mixture, group_tokens_argument
-from tokenfeed.client.feed.resume import resumed_mixture
+from tokenfeed.client.feed.resume import require_counted, resumed_mixture
 from tokenfeed.client.feed.state import State, read_state
 from tokenfeed.client.feed.state_differences import require_saved_corpus
 from tokenfeed.client.feed.stats import source_stats
@@ -124,6 +124,7 @@ def _known(target: str, asked: PlanInput, opened: ExitStack) -> tuple[Stream, Co
         if saved is None:
             return _grown(stream, asked, definition, counts), counts
         corpora = corpora_of(stream, counts.described)
+        require_counted(definition, saved)
         stream = resumed_mixture(stream.known(corpora), saved, asked.allow, counts.of)
         counts = Counts(target, _counted(stream, asked), opened)
         stream = _grown(stream, asked, definition, counts)

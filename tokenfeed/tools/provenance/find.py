@@ -381,12 +381,12 @@ def _end_of_epoch(
 
 
 def _epochs_before(target: Target, stream: Stream, number: int, sample: int) -> Fraction | None:
-    """Return the epochs of a source before a sample, by the last stage that has the source; None
-    for an order without epochs.
+    """Return the epochs of a source before a sample, by the last stage that reads the source;
+    None for an order without epochs.
     """
     for place in range(stream.place_of(sample), -1, -1):
         stage, end = stream.stages[place], stream.end_of(place)
-        if number in {share.source for share in stage.shares}:
+        if number in stage.weights:
             alone = target.alone(stream.sources[number], stage.context_length)
             rows = target.rows_per_epoch(alone)
             at = sample if end is None else min(sample, end)

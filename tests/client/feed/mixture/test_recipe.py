@@ -135,6 +135,7 @@ def test_a_mixture_of_one_dataset_is_the_stream_over_it() -> None:
         ({"weights": {"a": 1}, "block": 0}, InvalidRequest, "block: 0 is not in [1, 1048576]"),
         ({"weights": {"a": 1}, "seed": -1}, InvalidRequest, "seed: -1 is not in"),
         ({"weights": {"a": 1}, "seed": "7"}, InvalidRequest, "seed: '7' is not an integer"),
+        ({"weights": {"a": 1}, "seed": True}, InvalidRequest, "seed: True is not an integer"),
         ({"weights": {"a": 1}, "order": "mixed"}, NotFound, "order: 'mixed' is not one of random"),
         (
             {"weights": {"a": 1}, "sources": {"b": {}}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from client import Mixture
+from tests.support.waiting import eventually
 from tokenfeed.client.feed.mixture.recipe import Definition
 from tokenfeed.client.feed.ranks.agreement import RankAgreement, rank_agreement
 from tokenfeed.client.feed.ranks.coordinates import DataParallel
@@ -250,6 +252,48 @@ def test_a_rank_of_a_mixture_and_one_of_a_dataset_are_refused(is_first: bool) ->
 
     with pytest.raises(StreamMismatch, match="mixture: of rank"):
         both()
+
+
+@pytest.mark.parametrize("others", ["B", None])
+def test_peers_of_a_rank_do_not_decide_for_the_other_ranks(others: str | None) -> None:
+    """Tensor-parallel peers have one rank: two calls of it are not those of two ranks."""
+    store, agreed = dist.HashStore(), list[str]()
+    first, second = (RankAgreement(lambda: store, "key", rank, 2) for rank in range(2))
+    peer = RankAgreement(lambda: store, "key", 0, 2)
+
+    def change(rank: RankAgreement, value: str) -> None:
+        rank.await_all_ranks("mixture", value, lambda: agreed.append(value), lambda: False)
+
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(change, rank, "A") for rank in (first, peer)]
+        assert eventually(lambda: store.add("key/all/0/count/0", 0) == 2)
+        if others is None:
+            second.refuse("it is too late")
+        else:
+            with pytest.raises(StreamMismatch, match="rank 1 changes it to another one"):
+                change(second, others)
+        for call in calls:
+            with pytest.raises(StreamMismatch, match="nothing is changed"):
+                call.result()
+    assert agreed == []
+
+
+def test_a_peer_of_a_rank_that_asks_for_another_change_does_not_make_it() -> None:
+    """After all ranks have agreed."""
+    store, agreed = dist.HashStore(), list[str]()
+    first, second = (RankAgreement(lambda: store, "key", rank, 2) for rank in range(2))
+    peer = RankAgreement(lambda: store, "key", 0, 2)
+
+    def change(rank: RankAgreement, value: str) -> None:
+        rank.await_all_ranks("mixture", value, lambda: agreed.append(value), lambda: False)
+
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(change, first, "A")
+        change(second, "A")
+        call.result()
+    with pytest.raises(StreamMismatch, match="rank 0 changes it to another one"):
+        change(peer, "B")
+    assert agreed == ["A", "A"]
 
 
 def test_ranks_that_load_other_states_are_refused() -> None:
