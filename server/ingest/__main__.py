@@ -124,7 +124,8 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         "--tools-column",
         metavar="NAME",
         help="name of the column that lists the tools of each chat; the list is passed to the chat "
-        "template (default: none)",
+        "template; none if there is a column tools that the template should not get (default: "
+        "none, and an error if there is such a column and the template uses tools)",
     )
     add(
         "--prompt-column",

@@ -42,7 +42,7 @@ def template_of(
         path,
         arguments.special_token,
         arguments.template_variable,
-        has_tools=arguments.tools_column is not None,
+        has_tools=arguments.tools_column not in (None, "none"),
     )
     template = load_chat_template(file)
     if not template.marks_targets and template.ignores_prompt:
@@ -102,10 +102,13 @@ def recipe_of(
         ids["--append-token"],
         arguments.val_fraction,
         template_file,
-        arguments.tools_column,
+        None if arguments.tools_column == "none" else arguments.tools_column,
         arguments.id_column,
         arguments.tokens_column is not None,
         arguments.tokens_column is not None and arguments.labels_column is None,
+        template_file is not None
+        and arguments.tools_column is None
+        and load_chat_template(template_file).uses_tools,
     )
 
 

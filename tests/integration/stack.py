@@ -230,7 +230,8 @@ class Reading:
     def finish(self, signal: str) -> None:
         """Send it a signal, and wait until it has ended without an error."""
         docker("kill", "--signal", signal, self.container.name)
-        assert self._process.wait(timeout=60) == 0, self._said()
+        code = self._process.wait(timeout=60)
+        assert code == 0, f"exit code {code}: {self._said()}"
         self._thread.join()
 
     def close(self) -> None:

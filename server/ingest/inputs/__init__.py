@@ -46,6 +46,6 @@ def kind_of(path: str, head: bytes) -> str:
         return jsonl.KIND
     if re.match(rb'\s*\{\s*"', head) and not name.endswith(".txt"):
         return jsonl.KIND
-    if not name.endswith(".txt") and (b"\0" in head or head.startswith(b"%PDF-")):
+    if b"\0" in head or (head.startswith(b"%PDF-") and not name.endswith(".txt")):
         raise InvalidSource(path, "is not text: it has bytes that no text has, or is a PDF")
     return text.KIND

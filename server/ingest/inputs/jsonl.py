@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import zstandard
 
@@ -35,6 +35,11 @@ _WINDOW_BYTES_MAX = 1 << 31
 """Of zstd, as `zstd --long=31` writes: what a reader has to keep in memory."""
 _MAGIC_BYTES = 10
 """Of the longest magic: that of bzip2, with the block behind it."""
+_UNPACKERS: dict[str | None, type[lzma.LZMADecompressor | bz2.BZ2Decompressor]] = {
+    "xz": lzma.LZMADecompressor,
+    "bzip2": bz2.BZ2Decompressor,
+}
+"""Of one stream."""
 _PACKED_BYTES = 1 << 10
 """Unpacked at once: at most 32 MiB of zeros."""
 
@@ -102,27 +107,53 @@ def _blocks(file: BinaryIO, offset: int) -> Iterator[bytes]:
     codec = codec_of(file.read(_MAGIC_BYTES))
     first = 0 if codec else offset // _BLOCK_BYTES * _BLOCK_BYTES
     file.seek(first)
-    # gzip ignores zeros behind the content, as gunzip does.
-    openers: dict[str, Callable[[BinaryIO], Any]] = {
-        "gzip": gzip.open, "xz": lzma.open, "bzip2": bz2.open,
-    }  # fmt: skip
-    read: Callable[[int], bytes] = _Zstd(file).read if codec == "zstd" else file.read
-    if codec in openers:
-        read = partial(_unpacked, openers[codec](file))
-    while block := read(_BLOCK_BYTES):
+    if codec in _UNPACKERS:
+        blocks = _of_streams(file, _UNPACKERS[codec])
+    else:
+        read: Callable[[int], bytes] = file.read
+        if codec is not None:  # gzip ignores zeros behind the content, as gunzip does
+            read = _Zstd(file).read if codec == "zstd" else partial(_unpacked, gzip.open(file))
+        blocks = iter(partial(read, _BLOCK_BYTES), b"")
+    for block in blocks:
         if first + len(block) > offset:
             yield block[max(0, offset - first) :]
         first += len(block)
 
 
-def _unpacked(file: gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File, size_bytes: int) -> bytes:
+def _unpacked(file: gzip.GzipFile, size_bytes: int) -> bytes:
     """Return the next block; if the data after it is damaged, nothing before that is lost.  Raises:
     OSError.
     """
     try:
         return file.read1(size_bytes)
-    except (EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+    except (EOFError, zlib.error, ValueError) as error:
         raise OSError(str(error)) from error
+
+
+def _of_streams(
+    file: BinaryIO, new: type[lzma.LZMADecompressor | bz2.BZ2Decompressor]
+) -> Iterator[bytes]:
+    """Yield the blocks of all streams of xz or bzip2; zeros may follow each. For `lzma.open` and
+    `bz2.open` a damaged stream behind another one is the end of the file.
+
+    new: unpacks one stream.  Raises: OSError.
+    """
+    packed = file.read(_BLOCK_BYTES)
+    while packed:
+        unpacker = new()
+        while not unpacker.eof:
+            if unpacker.needs_input and not packed and not (packed := file.read(_BLOCK_BYTES)):
+                raise OSError("Compressed file ended before the end of its last stream")
+            try:
+                block = unpacker.decompress(packed, _BLOCK_BYTES)
+            except (lzma.LZMAError, ValueError) as error:
+                raise OSError(str(error)) from error
+            packed = b""
+            if block:
+                yield block
+        packed = unpacker.unused_data.lstrip(b"\0")
+        while not packed and (following := file.read(_BLOCK_BYTES)):
+            packed = following.lstrip(b"\0")
 
 
 class _Zstd:

@@ -18,7 +18,7 @@ import pyarrow.parquet
 
 from tokenfeed.errors import InvalidSource
 
-from ..tokenize.documents import no_column, require_no_labels
+from ..tokenize.documents import no_column, require_not_refused
 from ..tokenize.recipe import Recipe
 from ..units import (
     Column,
@@ -358,7 +358,7 @@ def _column_problem(
 ) -> Problem | None:
     schema = file.schema_arrow
     try:
-        require_no_labels(columns[0], schema.names)
+        require_not_refused(columns[0], schema.names)
     except InvalidDocument as error:
         return error.problem("its schema")
     for column in columns:

@@ -21,14 +21,17 @@ _BLOCK_BYTES = 1 << 20
 def units(
     source: TextSource, index: int, offset: int, recipe: Recipe, on_source_hash: OnSourceHash
 ) -> Iterator[Unit]:
-    """Yield the file, split into chunks.  offset: in bytes."""
+    """Yield the file, split into chunks, without a byte-order mark.  offset: in bytes."""
     if offset == source.size_bytes and offset:
         return
     try:
         digest = hashlib.sha256()
-        for _ in _blocks(source, 0, digest):
+        blocks = _blocks(source, 0, digest)
+        mark_bytes = len(codecs.BOM_UTF8) if next(blocks).startswith("\ufeff") else 0
+        for _ in blocks:
             pass
-        problem = None if source.size_bytes else Problem("empty file", "0 bytes")
+        is_empty = source.size_bytes == mark_bytes
+        problem = Problem("empty file", f"{mark_bytes} bytes") if is_empty else None
     except UnicodeDecodeError as error:
         problem = Problem("invalid UTF-8", f"byte {error.start}")
     except OSError as error:
@@ -38,8 +41,9 @@ def units(
         return
     on_source_hash(index, digest.hexdigest())
     is_val = recipe.is_val(digest.digest())
-    for chunk in _chunks(source, offset, recipe):
-        end = offset + len(chunk.encode())
+    end = max(offset, mark_bytes)
+    for chunk in _chunks(source, end, recipe):
+        end += len(chunk.encode())
         is_last = end >= source.size_bytes
         content = TextChunk(source.path, chunk, offset == 0, is_last, is_val)
         yield Unit(SourceOffset(index, offset), SourceOffset(index, end), content, end)

@@ -35,6 +35,9 @@ _ROLES = {
     "observation": "tool",
 }
 """Who speaks in ShareGPT's chats -> the role that templates know."""
+_WEIGHTS = {"weight": "0 or 1", "train": "true or false", "training": "true or false"}
+"""Fields that say whether a turn of the assistant is a target, as in OpenAI's format and axolotl's:
+what each takes."""
 _CHARS_SHOWN = 40
 _CURE = (
     "so it does not tell which text is the assistant's; put that text between {% generation %} "
@@ -83,6 +86,10 @@ def _message(value: Any, place: str) -> Message:
                 raise InvalidDocument("part of the content that is not text", place)
     elif content is not None and not isinstance(content, str):
         raise InvalidDocument("content that is neither text nor a list of parts", place)
+    if message["role"] == _ASSISTANT:
+        for name, taken in _WEIGHTS.items():
+            if message.get(name) is not None and message[name] not in (0, 1):
+                raise InvalidDocument(f"{name} that is not {taken}", f"{place}.{name}")
     reasoning = (message[name] for name in _REASONING if message.get(name) is not None)
     if (found := next(reasoning, None)) is not None:
         thinking = message.get("thinking")
@@ -135,7 +142,7 @@ def rendered(
         if message.get("tool_calls") and not message.get("content"):
             _require_calls_written(messages, index, render, text, place)
     if template.marks_targets:
-        return text, tuple(blocks)
+        return text, tuple(_without_excluded(messages, render, column, text, blocks))
     return text, tuple(_turns(messages, render, column, text))
 
 
@@ -203,6 +210,37 @@ def _require_calls_written(
         raise InvalidDocument("calls of tools, which the chat template does not write", place)
 
 
+def _is_excluded(message: Message) -> bool:
+    """Return whether a turn of the assistant is no target."""
+    return message["role"] == _ASSISTANT and any(message.get(name) == 0 for name in _WEIGHTS)
+
+
+def _without_excluded(
+    messages: Sequence[Message], render: Render, column: str, text: str, blocks: Sequence[Span]
+) -> Iterable[Span]:
+    """Return the blocks of a text that are targets. If a turn is none, each turn has to have one
+    block, and of that turn no other block may change with its words.
+    """
+    turns = [index for index, message in enumerate(messages) if message["role"] == _ASSISTANT]
+    excluded = {number for number, index in enumerate(turns) if _is_excluded(messages[index])}
+    for number in excluded:
+        index = turns[number]
+        other = {"role": _ASSISTANT, "content": f"{_PLACEHOLDER}0."}
+        found, spans = "", list[Span]()
+        with suppress(InvalidDocument):
+            found, spans = render([*messages[:index], other, *messages[index + 1 :]])
+        changed = [
+            block
+            for block, (own, new) in enumerate(zip(blocks, spans, strict=False))
+            if text[slice(*own)] != found[slice(*new)]
+        ]
+        if not len(turns) == len(blocks) == len(spans) or changed != [number]:
+            problem = "the chat template does not write this turn, which is no target, in one "
+            problem += "{% generation %} block of its own; write one around each turn"
+            raise InvalidDocument(problem, f"{column}[{index}]", is_fatal=True)
+    return (block for number, block in enumerate(blocks) if number not in excluded)
+
+
 def _turns(messages: Sequence[Message], render: Render, column: str, text: str) -> Iterable[Span]:
     """Yield where each turn of the assistant is.
 
@@ -210,7 +248,7 @@ def _turns(messages: Sequence[Message], render: Render, column: str, text: str) 
     otherwise the turn is somewhere else in the whole, or not as the model would write it.
     """
     for index, message in enumerate(messages):
-        if message["role"] != _ASSISTANT:
+        if message["role"] != _ASSISTANT or _is_excluded(message):
             continue
         place = f"{column}[{index}]"
         count = index

@@ -165,6 +165,7 @@ class ChatTemplate:
     """A compiled template.
 
     marks_targets: whether it has {% generation %} blocks, which say what the assistant wrote.
+    uses_tools: whether it asks for the tools of a chat.
     token_texts: what it writes that looks like a special token.
     """
 
@@ -192,6 +193,7 @@ class ChatTemplate:
             problem += "is unknown; move it out"
             raise InvalidRequest(OPTION, f"{file.name}, line {misplaced}: {problem}")
         self._names_prompt = _PROMPT in undeclared
+        self.uses_tools = "tools" in undeclared
         used = (self._special_tokens.get(name) for name in undeclared & _SPECIAL_TOKENS)
         self.token_texts = sorted({*_TOKEN.findall(file.text), *filter(None, used)})
 

@@ -214,7 +214,7 @@ def _of_line(line: bytes, columns: Sequence[Column]) -> list[Any]:
         raise InvalidDocument(_ARRAY)
     if not isinstance(entry, dict):
         raise InvalidDocument("not a JSON object")
-    require_no_labels(columns[0], entry)
+    require_not_refused(columns[0], entry)
     # Nothing else in UTF-8 makes half of a surrogate pair.
     has_escapes = b"\\u" in line
     return [_of_entry(entry, column, has_escapes=has_escapes) for column in columns]
@@ -243,14 +243,18 @@ def _cure(names: Collection[str]) -> str:
     return ""
 
 
-def require_no_labels(column: Column, names: Collection[str]) -> None:
-    """Raise InvalidDocument, which is fatal, if tokens have labels that nothing was said about.
+def require_not_refused(column: Column, names: Collection[str]) -> None:
+    """Raise InvalidDocument, which is fatal, if there are labels of tokens, or tools of chats, that
+    nothing was said about.
 
-    column: of the tokens.  names: all columns that there are.
+    column: of the tokens or messages.  names: all columns that there are.
     """
     if found := [name for name in column.refuses if name in names]:
-        problem = f"column {found[0]!r} says which tokens are targets; pass --labels-column "
-        raise InvalidDocument(f"{problem}{found[0]}, or --labels-column none", is_fatal=True)
+        what, option = "says which tokens are targets", "--labels-column"
+        if column.kind == "json":
+            what, option = "has the tools of chats, which the template uses", "--tools-column"
+        problem = f"column {found[0]!r} {what}; pass {option} {found[0]}, or {option} none"
+        raise InvalidDocument(problem, is_fatal=True)
 
 
 def _of_entry(entry: dict[str, Any], column: Column, *, has_escapes: bool) -> Any:

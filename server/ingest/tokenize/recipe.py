@@ -18,6 +18,8 @@ _LABELS_COLUMNS = ("labels", "label", "completion_mask", "assistant_masks", "los
 """Columns that say which tokens are targets: labels, -100 where there is none; and those of TRL and
 others, 1 at a target, whose names end as `MASK_ENDINGS`."""
 MASK_ENDINGS = ("mask", "masks")
+_TOOLS_COLUMN = "tools"
+"""Of chats, as datasets name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Recipe:
     unless documents are chats.  tools_column: of chats, if they have tools.  id_column: of the ids
     of documents, if they are kept.  are_tokens: whether the columns hold tokens.
     refuses_labels: whether labels beside them are an error, as nothing was said about them.
+    refuses_tools: the same of tools beside messages.
     """
 
     tokenizer_file: TokenizerFile
@@ -42,6 +45,7 @@ class Recipe:
     id_column: str | None = None
     are_tokens: bool = False
     refuses_labels: bool = False
+    refuses_tools: bool = False
 
     @property
     def has_mask(self) -> bool:
@@ -60,6 +64,8 @@ class Recipe:
         if self.refuses_labels:
             names = tuple(self._beside_tokens(name) for name in _LABELS_COLUMNS)
             found[0] = replace(found[0], refuses=names)
+        if self.refuses_tools:
+            found[0] = replace(found[0], refuses=(_TOOLS_COLUMN,))
         if self.are_tokens:
             name = self.padding_column
             found.append(Column(name, "numbers", is_optional=True, may_be_absent=True))

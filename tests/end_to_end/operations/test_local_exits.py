@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -193,6 +194,6 @@ def test_what_cannot_be_done_with_files_ends_in_one_line(
 
     assert main([each.format(path) for each in arguments]) == 1
 
-    line = capsys.readouterr().err
+    line = capsys.readouterr().err.replace(f"{os.getcwd()}/", "")
     assert line.startswith(problem)
     assert line.count("\n") == 1

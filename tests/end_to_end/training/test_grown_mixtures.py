@@ -657,8 +657,8 @@ def test_a_source_that_has_paused_is_not_judged_by_its_rows_at_a_later_length(
     found = _printed(capsys, "plan", str(path), "--context-length", "1024", *words)
     assert found["sources"]["math"]["epochs_at_end"] is None
     assert found["sources"]["math"]["samples"] == 4
-    words = ["--dataset", "math", "--file", "math.bin", "--token", "0", "--tokens", "9000", own, "--json"]
-    found = _printed(capsys, "find", "--state", str(tmp_path / "state.json"), *words)
+    words = ["--state", str(tmp_path / "state.json"), "--dataset", "math", "--file", "math.bin"]
+    found = _printed(capsys, "find", *words, "--token", "0", "--tokens", "9000", own, "--json")
     assert found["counts"]["to come"] == 1
 
 

@@ -401,6 +401,37 @@ def test_tools_of_a_column_that_parquet_lacks_are_refused(tmp_path: Path) -> Non
     assert f"{path}: no column 'toolz', it has messages, tools" in done.stderr
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_tools_that_nothing_was_said_about_are_refused_if_the_template_uses_them(
+    words: tuple[str | Path, ...], tmp_path: Path, kind: str
+) -> None:
+    """The model would learn to call tools that it was never shown."""
+    path = tmp_path / f"x.{kind}"
+    columns = {"chat": [chat(1)], "tools": [TOOLS]}
+    if kind == "jsonl":
+        write_jsonl(path, [{name: one for name, (one,) in columns.items()}])
+    else:
+        write_parquet(path, columns)
+    template = tmp_path / "t.jinja"
+    plain = template.read_text()
+    template.write_text(
+        "{% if tools is defined and tools %}{{ tools | tojson }}{% endif %}" + plain
+    )
+
+    done = ingest(path, *words)
+
+    assert done.returncode == 1
+    problem = "column 'tools' has the tools of chats, which the template uses; pass --tools-column "
+    assert f"error: {path}: {problem}tools, or --tools-column none" in done.stderr
+    sizes = []
+    for column in ("tools", "none"):
+        ingested(path, *words, "--tools-column", column, "--out", tmp_path / column)
+        sizes.append(len(stored(tmp_path / column / "train")))
+    template.write_text(plain)
+    ingested(path, *words, "--out", tmp_path / "unused")
+    assert sizes[0] > sizes[1] == len(stored(tmp_path / "unused" / "train"))
+
+
 def test_a_template_without_a_generation_prompt_is_accepted_and_said_once(
     words: tuple[str | Path, ...], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
 import re
 from collections.abc import Callable
@@ -303,6 +304,19 @@ def test_input_that_cannot_be_ingested_is_counted_by_file_and_fatal_with_strict(
     assert strict.returncode == 1
     assert strict.stderr == f"error: {one}: null, byte {first:,}\n"
     assert not (tmp_path / "strict" / "train").exists()
+
+
+def test_a_damaged_second_stream_of_xz_is_reported_and_fatal_with_strict(tmp_path: Path) -> None:
+    """Its documents would be missing otherwise."""
+    stream = lzma.compress(b'{"text": "a"}\n')
+    path = tmp_path / "x.jsonl.xz"
+    path.write_bytes(stream + b"\xff" + stream[1:])
+    words = (path, "--tokenizer", "bytes", "--out")
+
+    assert f"not ingested: {path}: unreadable: " in ingested(*words, tmp_path / "out")
+    strict = ingest(*words, tmp_path / "strict", "--strict")
+    assert strict.returncode == 1
+    assert strict.stderr.startswith(f"error: {path}: unreadable: ")
 
 
 def test_nothing_to_ingest_is_an_error(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_many_short_sources_are_saved_and_logged_on_the_way(
 
 def test_closing_leaves_a_long_source_where_it_is(tmp_path: Path) -> None:
     """Ctrl-C must not wait for the hash of a terabyte."""
-    path = tmp_path / "long.txt"
+    path = tmp_path / "long.jsonl"
     path.touch()
     os.truncate(path, 10**12)
 

@@ -87,7 +87,7 @@ def write(folder: Path, kind: str, content: list[str]) -> Path:
     if kind == "parquet":
         return write_parquet(path, {"id": range(len(content)), "text": content})
     if kind == "txt":
-        path.write_text("\0".join(content))
+        path.write_text("\1".join(content))
         return path
     return write_jsonl(path, ({"id": n, "text": text} for n, text in enumerate(content)))
 
@@ -398,9 +398,9 @@ def parts(path: Path, place: SourceOffset, workers: int) -> Iterator[tuple[Unit,
 
 
 def tokens_of(found: Iterable[EncodedUnit]) -> str:
-    """As `texts` writes them."""
+    """As `texts` writes them; byte 1 stands for byte 0 in a file of text."""
     tokens = [token for part in found for token in part.tokens.tolist()]
-    return bytes(0 if token == 256 else token for token in tokens).decode()
+    return bytes(0 if token in (1, 256) else token for token in tokens).decode()
 
 
 def test_lines_are_known_by_what_is_in_them(tmp_path: Path) -> None:
@@ -446,6 +446,54 @@ def test_a_truncated_file_of_xz_bzip2_or_zstd_gives_its_content_and_a_problem(
     assert 0 <= begun < 5000
     ((what, _),) = problems(found)[-1:]
     assert what.startswith(("unreadable: ", "truncated line"))
+
+
+@pytest.mark.parametrize(("name", "packing"), [("x.jsonl.xz", lzma), ("x.jsonl.bz2", bz2)])
+def test_all_streams_of_xz_and_bzip2_are_read_with_padding_between_them(
+    tmp_path: Path, name: str, packing: ModuleType
+) -> None:
+    """As `cat a.xz b.xz` and tapes make them; more zeros than a block."""
+    streams = [packing.compress(f'{{"text": "{text}"}}\n'.encode()) for text in "abc"]
+    path = tmp_path / name
+    path.write_bytes(streams[0] + bytes(4) + streams[1] + streams[2] + bytes(2000) + streams[0])
+
+    assert problems(units(path)) == []
+    assert texts(units(path)) == "a\0b\0c\0a\0"
+
+
+@pytest.mark.parametrize(("name", "packing"), [("x.jsonl.xz", lzma), ("x.jsonl.bz2", bz2)])
+@pytest.mark.parametrize("damage", ["header", "content", "truncated", "garbage"])
+def test_a_damaged_later_stream_of_xz_or_bzip2_is_a_problem(
+    tmp_path: Path, name: str, packing: ModuleType, damage: str
+) -> None:
+    """Content before it is read, and the rest is not left out in silence."""
+    rows = [f'{{"text": "{random.Random(line).random()}"}}\n' for line in range(200)]
+    first = packing.compress("".join(rows).encode())
+    second = {
+        "header": b"\xff" + first[1:],
+        "content": first[:20] + bytes(9) + first[29:],
+        "truncated": first[:-5],
+        "garbage": b"no stream",
+    }
+    path = tmp_path / name
+    path.write_bytes(first + second[damage])
+
+    found = units(path)
+
+    assert texts(found).count("\0") >= 200
+    ((what, where),) = problems(found)[-1:]
+    assert what.startswith("unreadable: ")
+    assert where.startswith("all from byte ")
+    assert units(path, found[-2].end.offset) == found[-1:]
+
+
+def test_a_bomb_of_xz_is_unpacked_in_blocks(tmp_path: Path) -> None:
+    """A kilobyte may hold gigabytes."""
+    path = tmp_path / "x"
+    for packing in (lzma, bz2):
+        path.write_bytes(packing.compress(bytes(100_000)))
+        with path.open("rb") as file:
+            assert {len(block) for block in jsonl._blocks(file, 0)} <= set(range(701))
 
 
 def test_zstd_may_look_back_two_gib(tmp_path: Path) -> None:
@@ -543,6 +591,33 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     assert [Path(one.path).name for one in others] == ["b.json"]
     with pytest.raises(InvalidSource, match=r"b\.json: is not a regular file"):
         find_sources([str(tmp_path / "b.json")])
+
+
+@pytest.mark.parametrize("content", ["a text".encode("utf-16-le"), bytes(5000)])
+def test_text_with_zeros_is_refused(tmp_path: Path, content: bytes) -> None:
+    """UTF-16 without a mark, or a file that was never filled, is also valid UTF-8."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+
+    with pytest.raises(InvalidSource, match="is not text: it has bytes that no text has"):
+        find_sources([str(path)])
+
+
+def test_a_byte_order_mark_of_text_is_no_text(tmp_path: Path) -> None:
+    """Offsets stay those of the file, and one alone is an empty file."""
+    path = tmp_path / "a.txt"
+    content = "\1".join(documents(100))
+    path.write_bytes("\ufeff".encode() + content.encode())
+
+    found = units(path)
+
+    assert texts(found) == content.replace("\1", "\0") + "\0"
+    assert (found[0].place.offset, found[-1].end.offset) == (0, path.stat().st_size)
+    assert found[0].content.is_first
+    for number in (0, len(found) - 1):
+        assert units(path, found[number].end.offset) == found[number + 1 :]
+    path.write_bytes("\ufeff".encode())
+    assert problems(units(path)) == [("empty file", "3 bytes")]
 
 
 def test_a_text_that_begins_with_bzh_is_text(tmp_path: Path) -> None:

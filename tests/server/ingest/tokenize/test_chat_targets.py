@@ -143,6 +143,72 @@ def test_a_template_with_blocks_gives_what_is_in_them(name: str, chat_tokenizer:
     assert learned(part, chat_tokenizer) == [answer + ENDS[name][1] for answer in ANSWERS]
 
 
+@pytest.mark.parametrize("field", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+@pytest.mark.parametrize("name", list(TEMPLATES))
+@pytest.mark.parametrize("has_blocks", [False, True])
+def test_a_turn_of_weight_0_is_no_target(
+    chat_tokenizer: Path, name: str, field: dict[str, Any], has_blocks: bool
+) -> None:
+    """As in OpenAI's format and axolotl's; the text stays the same."""
+    template = TEMPLATES[name] if has_blocks else without_blocks(TEMPLATES[name])
+    how = recipe(chat_tokenizer, template, special={"bos_token": BOS.get(name, "")})
+    turns = [dict(turn) for turn in TURNS]
+    turns[1] |= {"weight": 1, "training": True}
+    turns[3] |= field
+    turns[5] |= {"weight": None}
+
+    (plain, part) = (encoded([one], how) for one in (TURNS, turns))
+
+    assert part.tokens.tolist() == plain.tokens.tolist()
+    end = ENDS[name][has_blocks]
+    assert learned(part, chat_tokenizer) == [ANSWERS[0] + end, ANSWERS[2] + end]
+
+
+def test_reasoning_that_is_dropped_does_not_hide_which_block_has_weight_0(
+    chat_tokenizer: Path,
+) -> None:
+    """Its prefixes differ, but it has one block a turn; also for a turn that only calls tools."""
+    calls = CHATML.replace("message.content +", "(message.content or message.tool_calls[0].a) +")
+    reasons = [one | {"thinking": "well"} for one in TURNS]
+    asks = {"content": None, "tool_calls": [{"a": "call"}]}
+    for template, turns in ((THINKING, reasons), (calls, [*TURNS[:3], asks, *TURNS[4:]])):
+        turns[1] = turns[1] | {"weight": 0}
+        turns[3] = TURNS[3] | turns[3] | {"weight": 0}
+        (text,) = learned(encoded([turns], recipe(chat_tokenizer, template)), chat_tokenizer)
+        assert text.split("<|im_end|>")[0].endswith(ANSWERS[2])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # Two blocks for a turn, and none for another.
+        "{% for m in messages %}{% if m.role == 'assistant' and m.content != 'four' %}"
+        "{% for part in (m.content, '!')[:2 if loop.index0 == 3 else 1] %}"
+        "{% generation %}{{ part }}{% endgeneration %}{% endfor %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}",
+        "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}",
+    ],
+)
+def test_a_block_that_cannot_be_told_to_be_of_weight_0_is_refused(template: str) -> None:
+    """Rather than to leave out another one."""
+    turns = [*TURNS[:3], TURNS[3] | {"weight": 0}, *TURNS[4:]]
+
+    what, where, is_fatal = problem(encoded([turns], recipe("bytes", template)))
+
+    assert what.startswith("the chat template does not write this turn, which is no target, in one")
+    assert (where, is_fatal) == ("byte 0, messages[3]", True)
+
+
+@pytest.mark.parametrize("value", [0.5, "a", -1, [0], {}])
+@pytest.mark.parametrize(("name", "taken"), [("weight", "0 or 1"), ("train", "true or false")])
+def test_another_weight_is_a_problem_of_its_chat(name: str, taken: str, value: Any) -> None:
+    turns = [TURNS[0], TURNS[1] | {name: value}]
+
+    found = problem(encoded([turns, TURNS], recipe("bytes", CHATML)))
+
+    assert found == (f"{name} that is not {taken}", f"byte 0, messages[1].{name}", False)
+
+
 def test_each_special_token_is_one_token_and_none_is_added(chat_tokenizer: Path) -> None:
     """The text has its BOS, and the ends of its turns, already."""
     special = {"bos_token": BOS["llama-3"]}
