@@ -80,7 +80,6 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
     corpora = {
         each.dataset: each.corpus for each in own.known().sources if each.number in described
     }
-    require_counted(own.definition, state)
     definition = own.definition.stream
     mine = [replace(each, corpus=corpora.get(each.dataset)) for each in definition.sources]
     asked, of_groups = _with_groups(replace(definition, sources=tuple(mine)), state.stream)
@@ -88,6 +87,7 @@ def resumed(own: FeedStream, state: State, allow: Collection[str], owner: object
         plan = _mixture(asked, state, allow, own.rows_of)
     else:
         plan = _dataset(own, asked, state, allow)
+    require_counted(own.definition, state)
     redactions, messages = _redactions(definition, plan, state, allow)
     stream = replace(plan.stream, redactions=redactions)
     found = own.with_stream(stream, owner=owner, at=(plan.sample, state.history))

@@ -124,8 +124,8 @@ def _known(target: str, asked: PlanInput, opened: ExitStack) -> tuple[Stream, Co
         if saved is None:
             return _grown(stream, asked, definition, counts), counts
         corpora = corpora_of(stream, counts.described)
-        require_counted(definition, saved)
         stream = resumed_mixture(stream.known(corpora), saved, asked.allow, counts.of)
+        require_counted(definition, saved)
         counts = Counts(target, _counted(stream, asked), opened)
         stream = _grown(stream, asked, definition, counts)
     rest = _counted(stream, asked)
