@@ -102,14 +102,10 @@ def _open(
     """Open a dataset.  is_alone: whether all options are its own, as with one of a server."""
     # What is beside the files is found, and they are looked at, also after a change of the folder.
     source = replace(source, paths=tuple(map(_from_here, source.paths)))
-    masks = expand(given[LOSS_MASK], MASK_SUFFIXES) if LOSS_MASK in given else []
-    masks = [_from_here(path) for path in masks]
+    masks = expand(given[LOSS_MASK], MASK_SUFFIXES) if LOSS_MASK in given else ()
+    masks = [*map(_from_here, masks)]
     options = parse_options(
-        given,
-        _refused,
-        tensor=source.tensor,
-        masks=masks,
-        are_general=not is_alone,
+        given, _refused, tensor=source.tensor, masks=masks, are_general=not is_alone
     )
     poll_rate = _poll_rate(os.getpid()) if IMMUTABLE not in given else PollRate(never=True)
     dataset = open_dataset(

@@ -181,16 +181,15 @@ class FeedStream:
 
     def batches_left(self, end_sample: int) -> int:
         """Return how many batches of this rank follow, of all shapes; otherwise as `batches_to`."""
-        stages, sample, found = self.stream.stages, self.cursor.sample, 0
+        sample, found = self.cursor.sample, 0
         while sample < end_sample:
-            begun = stages[: self.stream.place_of(sample) + 1]
-            lengths = [stage.context_length for stage in begun]
-            stride = batch_size_of(lengths, self.batch_sizes) * self.request.position.world_size
-            later = (stage for stage in stages[len(begun) :] if stage.context_length != lengths[-1])
-            length_end = next((stage.first_sample for stage in later), SAMPLE_END)
-            if length_end > end_sample:
+            stages = self.stream.stages[self.stream.place_of(sample) :]
+            length, stride = stages[0].context_length, self._shaped(sample).request.position.stride
+            others = (each.first_sample for each in stages if each.context_length != length)
+            if (length_end := next(others, SAMPLE_END)) > end_sample:
                 return found + (end_sample - sample) // stride
-            found, sample = found - (sample - length_end) // stride, length_end
+            found += -(-(length_end - sample) // stride)
+            sample = length_end
         return found
 
     def tokens_of(self, batches: int) -> int:

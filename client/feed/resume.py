@@ -111,7 +111,7 @@ def require_counted(definition: Definition, state: State) -> None:
     """
     length, end = definition.stream.context_length, definition.tokens_end
     for stage in state.stream.stages:
-        if stage.first_sample <= end and stage.context_length != length and end:
+        if 0 < end >= stage.first_sample and stage.context_length != length:
             problem = f"the state has {stage.context_length} from sample {stage.first_sample} on, "
             problem += f"but the mixture has first_tokens up to sample {end}, counted at {length}"
             raise StreamMismatch("context_length", f"{problem}; write first_sample there")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.support.memory_files import MemoryBytes, MemoryShard
+from tokenfeed.errors import Deleted
 from tokenfeed.sampling.spans import Spans
 from tokenfeed.server.storage.formats import Layout
 from tokenfeed.server.storage.store import TokenStore
@@ -102,3 +103,10 @@ def _spans_of(spans: Spans, row: int) -> Iterator[tuple[int, int, int]]:
     for span in range(spans.first_span[row], spans.first_span[row + 1]):
         first = int(spans.token_offset[span])
         yield int(spans.shard[span]), first, first + int(spans.token_count[span])
+
+
+class ErasedStore(MemoryStore):
+    """A store whose tokens are all erased."""
+
+    def gather(self, spans: Spans, *_: object) -> None:  # type: ignore[override]
+        raise Deleted.of("train", "a.bin", 0, 5, spans.whole.first_row)

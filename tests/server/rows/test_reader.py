@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.memory_store import MemoryStore
+from tests.support.memory_store import ErasedStore, MemoryStore
 from tokenfeed.errors import Deleted
 from tokenfeed.sampling import orders
 from tokenfeed.sampling.spans import Spans
@@ -140,13 +140,6 @@ def test_nothing_is_read_if_the_first_row_is_deleted() -> None:
     assert found is None
     assert error is not None
     assert "that sample 34 needs" in error.problem
-
-
-class ErasedStore(MemoryStore):
-    """A store whose tokens are all erased."""
-
-    def gather(self, spans: Spans, *_: object) -> None:  # type: ignore[override]
-        raise Deleted.of("train", "a.bin", 0, 5, spans.whole.first_row)
 
 
 def test_rows_that_were_erased_after_they_were_taken_are_refused(

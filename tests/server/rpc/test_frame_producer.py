@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import WriteTokens
 from tests.server.requests import batches
-from tests.support.memory_store import MemoryStore
+from tests.support.memory_store import ErasedStore, MemoryStore
 from tests.support.waiting import eventually
 from tokenfeed.errors import Deleted, Unreadable
 from tokenfeed.sampling.spans import Spans
@@ -175,13 +175,6 @@ def test_a_bounded_number_of_streams_wait_and_others_go_on() -> None:
         may_read.set()
         assert [each.result(10) for each in waiting] == [4, 4]
     assert sorted(reading) == [0, 40]
-
-
-class ErasedStore(MemoryStore):
-    """A store whose tokens are all erased."""
-
-    def gather(self, spans: Spans, *_: object) -> None:  # type: ignore[override]
-        raise Deleted.of("train", "a.bin", 0, 5, spans.whole.first_row)
 
 
 def test_no_frame_has_rows_that_were_erased_while_it_was_made(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,46 +255,50 @@ def test_a_rank_of_a_mixture_and_one_of_a_dataset_are_refused(is_first: bool) ->
         both()
 
 
+class Peers:
+    """Two ranks, of which the first one has a tensor-parallel peer.  agreed: changes that any of
+    them has made.
+    """
+
+    def __init__(self) -> None:
+        self.store, self.agreed = dist.HashStore(), list[str]()
+        self.first, self.peer, self.second = (
+            RankAgreement(lambda: self.store, "key", rank, 2) for rank in (0, 0, 1)
+        )
+
+    def change(self, rank: RankAgreement, value: str) -> None:
+        agreed = partial(self.agreed.append, value)
+        rank.await_all_ranks("mixture", value, agreed, lambda: False)
+
+
 @pytest.mark.parametrize("others", ["B", None])
 def test_peers_of_a_rank_do_not_decide_for_the_other_ranks(others: str | None) -> None:
-    """Tensor-parallel peers have one rank: two calls of it are not those of two ranks."""
-    store, agreed = dist.HashStore(), list[str]()
-    first, second = (RankAgreement(lambda: store, "key", rank, 2) for rank in range(2))
-    peer = RankAgreement(lambda: store, "key", 0, 2)
-
-    def change(rank: RankAgreement, value: str) -> None:
-        rank.await_all_ranks("mixture", value, lambda: agreed.append(value), lambda: False)
-
+    """Two calls of it are not those of two ranks."""
+    all_of = Peers()
     with ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(change, rank, "A") for rank in (first, peer)]
-        assert eventually(lambda: store.add("key/all/0/count/0", 0) == 2)
+        calls = [threads.submit(all_of.change, each, "A") for each in (all_of.first, all_of.peer)]
+        assert eventually(lambda: all_of.store.add("key/all/0/count/0", 0) == 2)
         if others is None:
-            second.refuse("it is too late")
+            all_of.second.refuse("it is too late")
         else:
             with pytest.raises(StreamMismatch, match="rank 1 changes it to another one"):
-                change(second, others)
+                all_of.change(all_of.second, others)
         for call in calls:
             with pytest.raises(StreamMismatch, match="nothing is changed"):
                 call.result()
-    assert agreed == []
+    assert all_of.agreed == []
 
 
 def test_a_peer_of_a_rank_that_asks_for_another_change_does_not_make_it() -> None:
     """After all ranks have agreed."""
-    store, agreed = dist.HashStore(), list[str]()
-    first, second = (RankAgreement(lambda: store, "key", rank, 2) for rank in range(2))
-    peer = RankAgreement(lambda: store, "key", 0, 2)
-
-    def change(rank: RankAgreement, value: str) -> None:
-        rank.await_all_ranks("mixture", value, lambda: agreed.append(value), lambda: False)
-
+    all_of = Peers()
     with ThreadPoolExecutor(1) as threads:
-        call = threads.submit(change, first, "A")
-        change(second, "A")
+        call = threads.submit(all_of.change, all_of.first, "A")
+        all_of.change(all_of.second, "A")
         call.result()
     with pytest.raises(StreamMismatch, match="rank 0 changes it to another one"):
-        change(peer, "B")
-    assert agreed == ["A", "A"]
+        all_of.change(all_of.peer, "B")
+    assert all_of.agreed == ["A", "A"]
 
 
 def test_ranks_that_load_other_states_are_refused() -> None:
