@@ -71,6 +71,8 @@ def require_no_lightning() -> None:
     Call it in `state_dict`.
     """
     caller = sys._getframe(1).f_back
+    while caller is not None and _module_of(caller).startswith("torchdata."):
+        caller = caller.f_back  # whose loader Lightning may have been given
     if caller is not None and _module_of(caller).endswith(".utilities.combined_loader"):
         raise InvalidRequest(
             "train_dataloader",

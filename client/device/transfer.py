@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 
 import torch
 
@@ -125,7 +126,8 @@ class PinnedTransfer:
         if self._note is not None:
             self.noted = self._staged_notes.popleft()
         if rows.ready(self._shape[0]):
-            self._stage(rows)
+            with suppress(InvalidRequest):  # tokens that do not fit: said where they are next
+                self._stage(rows)
         return batch
 
     def _stage(self, rows: RowSource) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tokenfeed.stream.position import require_range
 from tokenfeed.wire.request import ROWS_MAX
 
 from ..device.host_transfer import Pair
@@ -87,9 +88,11 @@ class RowDataset(Generic[Array, Rich]):
         """Return some rows as a batch that carries more than x and y, as of `batches` of a feed,
         but without states: it is the sampler that has a position.
 
-        indices: 1 to 4,096, as of `__getitem__`.
+        indices: 1 to 4,096, as of `__getitem__`.  Raises: InvalidRequest for another number.
         """
-        return self._feed._listed_batch(self._samples(indices))
+        samples = self._samples(indices)
+        require_range("indices", len(samples), 1, ROWS_MAX + 1)
+        return self._feed._listed_batch(samples)
 
     def __repr__(self) -> str:
         """Show the number of rows, if it is known."""

@@ -137,7 +137,8 @@ class Supervisor:
 
     def _all_ended(self) -> bool:
         self._check_tasks()
-        return not self._tasks
+        # A thread that still cancels may be in gRPC, even of a task that has ended meanwhile.
+        return not (self._tasks or self._cancelling)
 
     def _check_tasks(self) -> float:
         """Check each task.  Returns: seconds until the next check."""
@@ -174,6 +175,7 @@ class Supervisor:
             _LOG.exception("task cancellation failed")
         finally:
             self._cancelling.remove(task)
+            self._notifier.notify()
 
     def _remove(self, task: Task) -> None:
         # Another thread may have removed it already.

@@ -10,9 +10,12 @@ here, and none of them is the main thread.
 from __future__ import annotations
 
 import _thread
+import atexit
 import logging
+import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, NoReturn, TypeVar
@@ -27,21 +30,48 @@ Error = TypeVar("Error", bound=BaseException)
 Result = TypeVar("Result")
 
 
+_START_SECONDS = 1.0
+_STARTING: set[object] = set()
+"""One object for each thread that does not run yet."""
+
+
 def start_thread(target: Callable[[], object], name: str) -> None:
     """Start a daemon thread.  Raises: RuntimeError if no more threads can start.
 
     Thread.start waits under a Python lock until the thread runs, so a raw thread calls it. The
     thread cannot be joined: target has to report its own end.
     """
-    _thread.start_new_thread(_start, (target, name))
+    start = object()
+    _STARTING.add(start)
+    try:
+        _thread.start_new_thread(_start, (target, name, start))
+    except BaseException:
+        _STARTING.discard(start)
+        raise
 
 
-def _start(target: Callable[[], object], name: str) -> None:
+def _start(target: Callable[[], object], name: str, start: object) -> None:
     thread = threading.Thread(target=target, name=name, daemon=True)
     try:
         thread.start()
+        _STARTING.discard(start)
     except RuntimeError:
+        _STARTING.discard(start)
         target()  # there was room for this thread, but not for a second one
+
+
+def _await_starts() -> None:
+    """Wait until each thread runs: a process with one that first runs while Python ends, which has
+    freed what it needs by then, died of SIGSEGV (Python 3.11.2).
+    """
+    end = time.monotonic() + _START_SECONDS
+    while _STARTING and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+# Functions that are registered later, such as those that end feeds, run before it.
+atexit.register(_await_starts)
+os.register_at_fork(after_in_child=_STARTING.clear)
 
 
 class Outcome(Generic[Result]):

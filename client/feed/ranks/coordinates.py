@@ -63,7 +63,7 @@ def data_parallel(
         ranks = _in_group(group)
     elif (distributed := _torch_distributed()) is not None:
         ranks = distributed
-    elif "RANK" in environment or "WORLD_SIZE" in environment:
+    elif environment.get("RANK") or environment.get("WORLD_SIZE"):
         ranks = _launched(environment)
     else:
         _require_single_process(environment)

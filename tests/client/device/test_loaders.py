@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +96,12 @@ def test_lightning_gets_no_state_that_it_would_not_resume_from(
         next(feed)
         with pytest.raises(InvalidRequest, match=r"^train_dataloader: .*lightning\.FeedData"):
             states([data(feed)])
+        # Nor by the loader of torchdata, which asks the feed in its place.
+        ask = of_module("torchdata.stateful", "def ask(feed): return feed.state_dict()")
+        loader = SimpleNamespace(state_dict=partial(ask, data(feed)))
+        with pytest.raises(InvalidRequest, match=r"^train_dataloader: .*lightning\.FeedData"):
+            states([loader])
+        assert ask(data(feed))["sample"] >= 0
 
 
 def test_a_feed_that_is_pickled_says_where_to_make_it() -> None:

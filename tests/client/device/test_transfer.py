@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from client import InvalidRequest
 from tests.client.device.simulated_device import Device
 from tests.support.rows_with_documents import rows_with_documents
 from tokenfeed.client.device.host_transfer import HostTransfer
@@ -104,3 +105,20 @@ def test_a_device_without_a_ring_has_the_batch_on_it() -> None:
     assert batch is not None
     assert [(each.device, each.shape) for each in batch] == [(meta, (B, T))] * 2
     assert [each.dtype for each in batch] == [torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("make", ["host", "ring"])
+def test_a_token_that_does_not_fit_is_an_error_of_its_own_batch(make: str) -> None:
+    """A ring sends the next batch on its way before it returns one, which must not be lost."""
+    tokens = np.zeros((B, T + 1), "<u4")
+    rows, cpu = Batches(), torch.device("cpu")
+    rows._batches = [[RowBlock(each)] for each in (tokens, tokens + np.uint32(1 << 31))]
+    transfer: CpuTransfer | PinnedTransfer = {
+        "host": lambda: CpuTransfer((B, T), torch.int32, ()),
+        "ring": lambda: PinnedTransfer((B, T), torch.int32, cpu, Device(), ()),
+    }[make]()
+
+    assert transfer.next(rows, None) is not None
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="x_dtype"):
+            transfer.next(rows, None)

@@ -212,6 +212,47 @@ def test_all_that_is_under_way_ends_before_the_connections_do() -> None:
     assert order == [True]
 
 
+def test_a_close_waits_for_a_thread_that_cancels_what_has_ended_meanwhile() -> None:
+    """At the end of the process, it may be in gRPC."""
+    order, work = [], Work()
+
+    def cancel() -> None:
+        work.ended = True
+        time.sleep(0.2)
+        order.append("cancelled")
+
+    work.cancel = cancel  # type: ignore[method-assign]
+    supervisor = Supervisor(lambda: order.append("closed"))
+    supervisor.add(work)
+    supervisor.close()
+
+    assert order == ["cancelled", "closed"]
+
+
+STARTING = """
+import threading, time
+from tokenfeed.client.runtime.threads import start_thread
+
+start = threading.Thread.start
+
+def start_late(thread):
+    time.sleep(0.3)
+    start(thread)
+
+threading.Thread.start = start_late
+start_thread(lambda: print("runs", flush=True), "late")
+"""
+
+
+def test_a_process_ends_once_all_of_its_threads_have_begun() -> None:
+    """One that first runs while Python ends can take the process with it."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "runs\n", "")
+
+
 @pytest.mark.alone
 def test_what_does_not_end_is_waited_for_not_for_ever() -> None:
     closed = threading.Event()

@@ -250,8 +250,10 @@ def test_some_rows_are_a_batch_that_carries_more(
     assert [y.tolist() for _, y in dataset.__getitems__([1, 0])] == batch.y[[1, 0]].tolist()
     with pytest.raises(InvalidRequest, match=r"^state: is not known of rows that were chosen"):
         batch.state_before  # noqa: B018
-    with pytest.raises(InvalidRequest, match=r"^samples: are 4097, not 1 to 4096"):
+    with pytest.raises(InvalidRequest, match=r"^indices: 4097 is not in \[1, 4096\]"):
         dataset.batch([0] * 4097)
+    with pytest.raises(InvalidRequest, match=r"^indices: 0 is not in \[1, 4096\]"):
+        dataset.batch([])
 
 
 def test_a_dataset_has_the_redactions_of_its_feed_from_its_first_row_on(

@@ -105,6 +105,11 @@ def test_half_an_answer_is_an_error(
         data_parallel(rank, world_size, environment=environment)
 
 
+def test_empty_variables_are_none() -> None:
+    """As templates of jobs pass them on."""
+    assert data_parallel(None, None, environment={"RANK": "", "WORLD_SIZE": ""}).source == "default"
+
+
 @pytest.mark.parametrize(
     ("rank", "world_size", "name"),
     [("-1", "2", "RANK"), ("2", "2", "RANK"), ("0", "0", "WORLD_SIZE")],
