@@ -21,7 +21,7 @@ from tokenfeed.errors import InvalidRequest
 from ..batches.remote import RemoteBatches, RemoteOptions, RichBatch
 from ..feed.options import takes
 from ..transport.addresses import Targets
-from .megatron_batch import lm_arrays
+from .megatron_batch import lm_arrays, require_endless, require_options
 
 Splits = tuple[Iterator[dict[str, torch.Tensor]] | None, ...]
 
@@ -54,10 +54,10 @@ def datasets_provider(
     target means what it does for RemoteBatches.
     valid and test are mappings with the arguments in which the feeds for validation and test differ
     from the training feed, such as {"dataset": "val"}. options are arguments of RemoteBatches,
-    except device, rank, world_size, group, start and num_batches.
-    Raises: the provider raises InvalidRequest if the arguments of Megatron ask for something that a
-    feed cannot do (such as document masking together with context parallelism), and the errors of
-    RemoteBatches.
+    except device, rank, world_size, group, start_sample, start_step and num_batches.
+    Raises: InvalidRequest for these and for a mixture with max_epochs; the provider raises
+    InvalidRequest if the arguments of Megatron ask for something that a feed cannot do (such as
+    document masking together with context parallelism), and the errors of RemoteBatches.
     """
 
     def provider(sample_counts: Any, vp_stage: int | None = None) -> Splits:
@@ -78,17 +78,17 @@ def datasets_provider(
                 world_size=mpu.get_data_parallel_world_size(),
                 **{**options, **own},
             )
-            return (_arrays(batch, args) for batch in feed.batches())
+            return (_arrays(batch, args) for batch in require_endless(feed).batches())
 
+        # As Megatron, which compares checkpoints on the same rows.
+        first_valid = 0 if getattr(args, "skip_train", False) else args.consumed_valid_samples
         return (
             split(args.micro_batch_size, args.consumed_train_samples, {}),
-            None if valid is None else split(eval_size, args.consumed_valid_samples, valid),
+            None if valid is None else split(eval_size, first_valid, valid),
             None if test is None else split(eval_size, 0, test),
         )
 
-    if "num_batches" in options:
-        # Only one rank of a tensor-parallel group would see the end, and the others would wait.
-        raise InvalidRequest("num_batches", "is train_iters of Megatron; omit it")
+    require_options(options, valid or {}, test or {})
     provider.is_distributed = True  # type: ignore[attr-defined]
     return provider
 
@@ -98,7 +98,7 @@ def _require_supported(args: Any) -> None:
     for name, problem in _REFUSED.items():
         if getattr(args, name, False):
             raise InvalidRequest(name, problem)
-    if args.context_parallel_size > 1 and args.dataloader_inter_document_masking:
+    if args.context_parallel_size > 1 and _masks_documents(args):
         raise InvalidRequest(
             "context_parallel_size",
             f"{args.context_parallel_size} splits rows without regard to documents, so attention "
@@ -107,11 +107,15 @@ def _require_supported(args: Any) -> None:
         )
 
 
+def _masks_documents(args: Any) -> bool:
+    return bool(getattr(args, "dataloader_inter_document_masking", False))  # since Megatron 0.19
+
+
 def _arrays(batch: RichBatch, args: Any) -> dict[str, torch.Tensor]:
     """Return the arrays that pretrain_gpt.py expects from an iterator: those of lm_arrays; with
     masking also cu_seqlens, int32[B, n], filled up with T, and max_seqlen, int32[B].
     """
-    masks = args.dataloader_inter_document_masking
+    masks = _masks_documents(args)
     found = lm_arrays(batch, restarts=masks or getattr(args, "reset_position_ids", False))
     if masks:
         found["cu_seqlens"] = batch.cu_seqlens_rows()

@@ -4,9 +4,43 @@ neither.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from ..batches.remote import RichBatch
+from tokenfeed.errors import InvalidRequest
+
+from ..batches.remote import RemoteBatches, RichBatch
+
+_OWN = (
+    *("batch_size", "context_length", "device", "rank", "world_size", "group"),
+    *("start_sample", "start_step"),
+)
+
+
+def require_options(*options: Mapping[str, Any], others: tuple[str, ...] = ()) -> None:
+    """Raise InvalidRequest for arguments of feeds that Megatron decides on, and for their end: only
+    one rank of a tensor-parallel group would see it, and the others would wait.
+
+    options: are those of each split.  others: names what else is allowed.
+    """
+    for given in options:
+        if "num_batches" in given:
+            raise InvalidRequest("num_batches", "is train_iters or eval_iters of Megatron; omit it")
+        for name in _OWN:
+            if name in given and name not in others:
+                raise InvalidRequest(name, "is set by Megatron; omit it")
+
+
+def require_endless(feed: RemoteBatches) -> RemoteBatches:
+    """Return a feed.  Raises: InvalidRequest if it is of a mixture that ends."""
+    if feed._stream.definition.max_epochs:
+        problem = "would end the mixture on one rank of a tensor-parallel group, and the others "
+        raise InvalidRequest(
+            "max_epochs", f"{problem}would wait; omit it, train_iters ends the run"
+        )
+    return feed
 
 
 def lm_arrays(batch: RichBatch, *, restarts: bool) -> dict[str, torch.Tensor]:

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from megatron.bridge.data.base import DatasetProvider
-from megatron.core import parallel_state
+from megatron.core import num_microbatches_calculator, parallel_state
 
 from tokenfeed.errors import InvalidRequest
 
 from ..batches.remote import RemoteBatches, RichBatch
 from ..transport.addresses import Targets
-from .megatron_batch import lm_arrays
+from .megatron_batch import lm_arrays, require_endless, require_options
 
 
 @dataclass(kw_only=True)
@@ -53,8 +53,9 @@ class FeedProvider(DatasetProvider):  # type: ignore[misc]
         """Return the iterators of the three splits; does no I/O.
 
         context: is what Bridge passes; the data-parallel ranks are taken from its process groups.
-        Raises: InvalidRequest if documents cannot be kept apart, or if Bridge could not save the
-        position of the feed; and the errors of RemoteBatches.
+        Raises: InvalidRequest if documents cannot be kept apart, if micro_batch_size is not that of
+        the training, if a feed would end, or if Bridge could not save the position of the feed; and
+        the errors of RemoteBatches.
         """
         groups = context.pg_collection
         virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
@@ -66,8 +67,12 @@ class FeedProvider(DatasetProvider):  # type: ignore[misc]
         ):
             if size > size_max and (self.documents or name.startswith("virtual")):
                 raise InvalidRequest(name, f"above {size_max} {problem} in Bridge; it is {size}")
-        if "num_batches" in self.options:
-            raise InvalidRequest("num_batches", "is train_iters of Bridge; omit it")
+        of_steps = num_microbatches_calculator.get_micro_batch_size()
+        if of_steps != self.micro_batch_size:
+            problem = f"{self.micro_batch_size} is not {of_steps}, that of config.train"
+            raise InvalidRequest("micro_batch_size", problem)
+        starts = ("start_sample", "start_step")
+        require_options(self.options, self.valid or {}, self.test or {}, others=starts)
         return (
             self._batches(groups.dp, {}),
             None if self.valid is None else self._batches(groups.dp, self.valid),
@@ -78,7 +83,7 @@ class FeedProvider(DatasetProvider):  # type: ignore[misc]
         sizes = self.micro_batch_size, self.seq_length
         options = {**self.options, **own}
         feed = RemoteBatches(self.target, *sizes, group=group, **options)
-        return FeedBatches(feed, documents=self.documents)
+        return FeedBatches(require_endless(feed), documents=self.documents)
 
 
 class FeedBatches(Iterator[dict[str, Any]]):

@@ -73,8 +73,8 @@ def loaders(
                 state, position = feed.state_dict(), feed.position
                 batch = next(feed, None)
                 if batch is None:
-                    problem = "ends the feed before nanochat has made its steps; leave it out"
-                    raise InvalidRequest("num_batches", problem)
+                    problem = "has ended before nanochat made its steps: leave out num_batches, and"
+                    raise InvalidRequest("feed", f"{problem} max_epochs of a mixture")
                 x, y = batch
                 y.masked_fill_(y == IGNORED_TARGET, NANOCHAT_IGNORED)
                 shown = {"epoch": position.epoch or 0, "pq_idx": 0, "rg_idx": position.samples}

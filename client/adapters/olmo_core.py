@@ -51,7 +51,8 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
         """Describe the batches; does no I/O.
 
         train_module is the train module of the trainer; it knows the data-parallel group.
-        target and context_length mean what they do for RemoteBatches.
+        target means what it does for RemoteBatches.
+        context_length is the same in the whole run.
         global_batch_size is the number of tokens of a step on all ranks, as in OLMo-core.
         work_dir is required by OLMo-core; nothing is written there.
         doc_lens says whether batches have doc_lens, so that attention keeps documents apart, if it
@@ -69,6 +70,8 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
         )
         if getattr(train_module, "label_ignore_index", IGNORED_TARGET) != IGNORED_TARGET:
             raise InvalidRequest("label_ignore_index", f"has to be {IGNORED_TARGET}, as in y")
+        if not isinstance(context_length, int):
+            raise InvalidRequest("context_length", "has to be one number for the whole run")
         self._train_module = train_module
         self._doc_lens = doc_lens
         self._target, self._context_length = target, context_length

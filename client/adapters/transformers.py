@@ -96,7 +96,10 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         if self.get_cp_size() > 1 or self.get_sp_size() > 1:
             problem = "splits rows, and accelerate then lets documents of a row see each other"
             raise InvalidRequest("parallelism_config", f"{problem}; use tensor parallelism")
+        if getattr(self, "compute_loss_func", None) is not None:  # of TRL before 1.16
+            raise InvalidRequest("compute_loss_func", self._refused["compute_loss_func"])
         self._feed = train_dataset
+        self._is_resumed, self._batches_of_run = False, 0
         self._batches: Iterator[Any] = iter(())
         self._numbers: Any = None  # those of the epoch that the Trainer is in
         self._in_hand: list[Any] = []  # batches of a step that the optimizer has not made
@@ -104,6 +107,11 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
         self.add_callback(_position_callback(self, allow))
 
     # --- training ---
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as the Trainer does.  resume_from_checkpoint, and the others: are its arguments."""
+        self._is_resumed = bool(resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def feed_state(self) -> dict[str, Any]:
         """Return the state of the feed after the last batch on which the weights were trained. If a
@@ -126,7 +134,10 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
             count = len(feed)
         else:
             left = feed.batches_left
-            count = feed.batches_per_epoch if left is None else left
+            # The steps of a checkpoint count from where the run began; the feed may be elsewhere.
+            if left is not None and not (self._is_resumed and self._batches_of_run):
+                self._batches_of_run = left
+            count = feed.batches_per_epoch if left is None else self._batches_of_run
         if not count:
             problem = "is larger than what the feed has left, or an epoch of it; make it smaller"
             raise InvalidRequest("batch_size", problem)

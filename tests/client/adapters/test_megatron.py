@@ -11,7 +11,7 @@ import torch
 
 from tests.client.adapters.conftest import Adapter, T
 from tests.conftest import Serve, WriteTokens
-from tokenfeed import RemoteBatches
+from tokenfeed import Mixture, RemoteBatches
 from tokenfeed.errors import InvalidRequest
 
 MPU = """
@@ -37,9 +37,16 @@ class DataloaderConfig:
 class DatasetProvider(DataloaderConfig):
     pass
 """
+MICROBATCHES = """
+def get_micro_batch_size():
+    return SIZE
+
+SIZE = 1
+"""
 FILES = {
     "megatron/core/__init__.py": "from . import parallel_state as mpu",
     "megatron/core/parallel_state.py": MPU,
+    "megatron/core/num_microbatches_calculator.py": MICROBATCHES,
     "megatron/training/__init__.py": "ARGS = None\ndef get_args():\n    return ARGS",
     "megatron/bridge/data/base.py": BRIDGE,
 }
@@ -162,8 +169,44 @@ def test_what_a_feed_cannot_do_is_refused_by_name(
 
 def test_a_feed_that_ends_is_refused(module: ModuleType, corpus: str) -> None:
     """One rank of a tensor-parallel group would see the end, and the others would wait."""
-    with pytest.raises(InvalidRequest, match="num_batches"):
-        module.datasets_provider(corpus, num_batches=3)
+    for given_options in (
+        {"num_batches": 3},
+        {"valid": {"num_batches": 3}},
+        {"test": {"num_batches": 3}},
+    ):
+        with pytest.raises(InvalidRequest, match=r"^num_batches: "):
+            module.datasets_provider(corpus, **given_options)
+    given()
+    ending = Mixture({"train": 1}, sources={"train": {"max_epochs": 1}})
+    with pytest.raises(InvalidRequest, match=r"^max_epochs: "):
+        module.datasets_provider(corpus, mixture=ending)([0, 0, 0])
+
+
+@pytest.mark.parametrize("name", ["start_sample", "rank", "group", "device"])
+def test_what_megatron_decides_is_refused_by_name(
+    module: ModuleType, corpus: str, name: str
+) -> None:
+    """It would be given twice."""
+    with pytest.raises(InvalidRequest, match=f"^{name}: is set by Megatron"):
+        module.datasets_provider(corpus, valid={name: 1})
+
+
+def test_a_megatron_without_masking_of_documents_is_taken(module: ModuleType, corpus: str) -> None:
+    """Core 0.16 to 0.18 do not have the argument."""
+    import megatron.training
+
+    given()
+    del megatron.training.ARGS.dataloader_inter_document_masking
+    train, *_ = module.datasets_provider(corpus)([0, 0, 0])
+    assert "cu_seqlens" not in next(train)
+
+
+def test_evaluations_alone_begin_at_the_first_row(module: ModuleType, corpus: str) -> None:
+    """Several checkpoints are compared on the same rows, as with Megatron's own loader."""
+    given(skip_train=True, consumed_valid_samples=8)
+    _, valid, _ = module.datasets_provider(corpus, valid={}, order="shuffled")([0, 0, 0])
+    first, _ = next(RemoteBatches(corpus, 2, T, rank=1, world_size=2, order="shuffled"))
+    assert torch.equal(next(valid)["tokens"], first)
 
 
 class Group:
@@ -223,12 +266,24 @@ def test_bridge_is_refused_what_would_leak_documents(
     bridge: ModuleType, corpus: str, sizes: dict[str, int], own: dict[str, Any], name: str
 ) -> None:
     """Without documents, all of it but an end is right."""
+    from megatron.core import num_microbatches_calculator
+
+    num_microbatches_calculator.SIZE = own.get("micro_batch_size", 1)
     arguments = {"target": corpus, "micro_batch_size": 1, "seq_length": T, **own}
     with pytest.raises(InvalidRequest, match=name):
         bridge.FeedProvider(**arguments, documents=True).build_datasets(context(**sizes))
     if name != "num_batches":
         train, *_ = bridge.FeedProvider(**arguments).build_datasets(context(**sizes))
         assert "cu_seqlens_q" not in next(train)
+
+
+def test_bridge_with_another_micro_batch_size_than_the_training_is_refused(
+    bridge: ModuleType, corpus: str
+) -> None:
+    """It would count more rows than it trains on."""
+    provider = bridge.FeedProvider(target=corpus, micro_batch_size=2, seq_length=T)
+    with pytest.raises(InvalidRequest, match=r"^micro_batch_size: 2 is not 1, that of config"):
+        provider.build_datasets(context())
 
 
 def test_bridge_with_virtual_stages_is_refused(bridge: ModuleType, corpus: str) -> None:

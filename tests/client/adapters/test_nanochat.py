@@ -91,5 +91,5 @@ def test_what_nanochat_cannot_do_is_refused(pair: Loaders, path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"^resume_state_dict: is of nanochat's own loader"):
         next(train(pair, resume_state_dict={"pq_idx": 0, "rg_idx": 3, "epoch": 1}))
     ending = partial(RemoteBatches, f"file:{path}", num_batches=2)
-    with pytest.raises(InvalidRequest, match=r"^num_batches: ends the feed before nanochat"):
+    with pytest.raises(InvalidRequest, match=r"^feed: has ended before nanochat .* num_batches"):
         steps(train(loaders(ending, ending)), 3, 1)

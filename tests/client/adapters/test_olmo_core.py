@@ -122,6 +122,15 @@ def test_a_batch_of_no_whole_rows_is_refused(
     assert loader.global_batch_size == rows * T
 
 
+def test_a_context_length_that_changes_is_refused(module: ModuleType, corpus: str) -> None:
+    """OLMo-core has one in the whole run."""
+    train_module = SimpleNamespace(dp_process_group=None)
+    with pytest.raises(InvalidRequest, match=r"^context_length: has to be one number"):
+        module.FeedDataLoader(
+            train_module, corpus, {0: T, 100: 2 * T}, global_batch_size=2 * T, work_dir="/tmp"
+        )
+
+
 def test_an_epoch_without_a_batch_is_refused(module: ModuleType, corpus: str) -> None:
     """The trainer would begin one after another, for ever."""
     with pytest.raises(InvalidRequest, match="more than an epoch has"):

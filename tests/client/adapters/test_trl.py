@@ -103,3 +103,34 @@ def test_what_would_be_silently_wrong_is_refused_by_name(
     """The error names the argument that has to go."""
     with pytest.raises(InvalidRequest, match=f"^{name}: "):
         trainer_of(module, corpus, **given)
+
+
+def test_a_loss_that_a_trainer_brings_is_refused(module: ModuleType, corpus: str) -> None:
+    """TRL before 1.16 has one for loss_type="dft", which shifts the targets once more."""
+    import trl
+
+    init = trl.SFTTrainer.__init__
+
+    def with_loss(trainer: Any, *args: Any, **given: Any) -> None:
+        init(trainer, *args, **given)
+        trainer.compute_loss_func = len
+
+    trl.SFTTrainer.__init__ = with_loss
+    with pytest.raises(InvalidRequest, match=r"^compute_loss_func: would shift"):
+        trainer_of(module, corpus)
+
+
+def test_a_resumed_run_counts_the_batches_of_the_whole_one(module: ModuleType, corpus: str) -> None:
+    """The steps of a checkpoint count from its first batch, and the feed may be elsewhere."""
+    feed = RemoteBatches(corpus, 2, T, order="packed", seed=3, num_batches=4)
+    trainer = trainer_of(module, corpus, train_dataset=feed, args={})
+    trainer.args.max_steps = -1
+    counted = []
+    type(trainer).__mro__[-2].train = lambda self, *_, **__: counted.append(
+        len(self.get_train_dataloader())
+    )
+    trainer.train()
+    next(feed)
+    trainer.train(resume_from_checkpoint=True)
+    trainer.train()
+    assert counted == [4, 4, 3]
