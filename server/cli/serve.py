@@ -53,7 +53,13 @@ from ..runtime.process.signals import Signals
 from ..runtime.threads.poll_rate import PollRate
 from ..runtime.threads.poller import Poller, RescanWorker
 from ..storage.door import StorageOptions, scheme_of
-from ..storage.option_names import CACHE_DIR, NO_CACHE, OBJECT_CACHE, VOCAB_SIZE
+from ..storage.option_names import (
+    CACHE_DIR,
+    NO_CACHE,
+    OBJECT_CACHE,
+    OBJECT_CACHE_BYTES,
+    VOCAB_SIZE,
+)
 from .dataset_options import parse_all, refused
 from .serve_options import build_parser
 
@@ -67,6 +73,8 @@ _LOG = logging.getLogger("tokenfeed.server")
 # pace, not 0.55 to 0.88, and 15 remote streams beside a greedy one 0.82 to 0.99, not 0.60 to 0.79.
 # benchmarks.object_rates, in turn, 2 cores, 20 ms to the store, 2026-11.
 _SWITCH_SECONDS = 0.0005
+
+_DAY_SECONDS = 86_400
 
 CLIENTS, OPERATORS = "--token-file", "--status-token-file"
 """Options with files of bearer tokens."""
@@ -103,6 +111,7 @@ def log_to_stderr(level: str, *, as_json: bool) -> None:
 def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     """Open the datasets, listen, and return after SIGTERM or SIGINT.  Raises: TokenfeedError."""
     prepare_process()
+    require_values(arguments)
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
     tokens = tokens_of(arguments)
@@ -182,6 +191,16 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         http.close()  # last: a scrape may see the drain
 
 
+def require_values(arguments: argparse.Namespace) -> None:
+    """Raise InvalidRequest for an option that is given, and empty: as of an unset variable. It must
+    not switch off TLS or tokens.
+    """
+    for option in (CLIENTS, OPERATORS, "--tls-cert", "--tls-key", "--tls-client-ca", "--unix"):
+        given = getattr(arguments, option.removeprefix("--").replace("-", "_"))
+        if given == "" or (isinstance(given, list) and "" in given):
+            raise InvalidRequest(option, "is empty; omit it, or pass a path")
+
+
 def prepare_process() -> None:
     """Set what holds for the whole process.  Raises: TokenfeedError if it lacks what is needed."""
     crc32c.require_fast()
@@ -196,8 +215,12 @@ def open_object_cache(
     process take turns more often.  Raises: InvalidRequest.
     """
     if not any(scheme_of(each.store.shards[0].path) for each in datasets):
-        if arguments.object_cache not in (None, NO_CACHE):
-            _LOG.warning("%s is not used: no dataset is in an object store", OBJECT_CACHE)
+        given = {
+            OBJECT_CACHE: arguments.object_cache not in (None, NO_CACHE),
+            OBJECT_CACHE_BYTES: arguments.object_cache_bytes is not None,
+        }
+        for option in (option for option, is_given in given.items() if is_given):
+            _LOG.warning("%s is not used: no dataset is in an object store", option)
         return None
     sys.setswitchinterval(_SWITCH_SECONDS)
     from ..storage.objects.cache_choice import open_cache  # a server of files needs none of it
@@ -244,6 +267,8 @@ def require_metrics(arguments: argparse.Namespace) -> None:
         require_installed("serve", "metrics", "prometheus_client", *for_page)
     elif arguments.status:
         raise InvalidRequest("--status", "needs --metrics-port, where the page is served")
+    elif arguments.metrics_host is not None:
+        raise InvalidRequest("--metrics-host", "needs --metrics-port, whose address it is")
 
 
 def serve_http(
@@ -262,7 +287,8 @@ def serve_http(
         from ..rpc.monitoring.status_page.page import status_page
 
         pages["/"] = CachedPage(lambda: status_page(status.snapshot()))
-    server = HttpServer("--metrics-port", arguments.metrics_host, arguments.metrics_port, pages)
+    host = "127.0.0.1" if arguments.metrics_host is None else arguments.metrics_host
+    server = HttpServer("--metrics-port", host, arguments.metrics_port, pages)
     _LOG.info("metrics address=http://%s/metrics", server.address)
     if not server.is_local:
         _LOG.warning("metrics address=%s: anyone who can reach it can read them", server.address)
@@ -299,8 +325,9 @@ def stream_limits(arguments: argparse.Namespace) -> StreamLimits:
         peer_streams = max(1, arguments.max_streams // 2)
     require_range("--max-streams-per-peer", peer_streams, 1, 1 << 15)
     for name in ("send_timeout_seconds", "drain_seconds"):
-        if not (seconds := getattr(arguments, name)) > 0:
-            raise InvalidRequest(f"--{name.replace('_', '-')}", f"{seconds} is not above 0")
+        if not 0 < (seconds := getattr(arguments, name)) <= _DAY_SECONDS:
+            problem = f"{seconds} is not in (0, {_DAY_SECONDS}]"
+            raise InvalidRequest(f"--{name.replace('_', '-')}", problem)
     return StreamLimits(arguments.max_streams, peer_streams, arguments.send_timeout_seconds)
 
 
@@ -313,6 +340,10 @@ def open_datasets(arguments: argparse.Namespace) -> dict[str, Dataset]:
         require_range("--warm-up-bytes", arguments.warm_up_bytes, 0, 1 << 63)
     if arguments.tokenizer is not None and not any(map(is_text, arguments.data)):
         raise InvalidRequest("--tokenizer", "is for --data that is text, but no --data is text")
+    of_text = {"--text-column": arguments.text_column, "--append-token": arguments.append_token}
+    for option, value in of_text.items():
+        if value is not None and arguments.tokenizer is None:
+            raise InvalidRequest(option, "needs --tokenizer, for --data that is text")
     before_ingest = {VOCAB_SIZE: arguments.vocab_size, CACHE_DIR: arguments.cache_dir}
     for option, value in before_ingest.items():
         if value is not None:
@@ -341,7 +372,7 @@ def _sources(words: Sequence[str], arguments: argparse.Namespace) -> list[Datase
         raise InvalidRequest("--data", f"{words[0]} is text; {cure}")
     texts = TextCache(
         arguments.tokenizer,
-        arguments.text_column,
+        "text" if arguments.text_column is None else arguments.text_column,
         arguments.append_token,
         arguments.cache_dir or cache_folder(),
         log_output=arguments.log_format == "json",

@@ -120,10 +120,8 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--text-column",
-        default="text",
         metavar="NAME",
-        help="name of the parquet column, or of the jsonl key, that holds the text (default: "
-        "%(default)s)",
+        help="name of the parquet column, or of the jsonl key, that holds the text (default: text)",
     )
     group.add_argument(
         "--append-token",
@@ -224,9 +222,8 @@ def _add_status(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--metrics-host",
-        default="127.0.0.1",
         metavar="HOST",
-        help="address of --metrics-port (default: %(default)s, so only this machine can read it)",
+        help="address of --metrics-port (default: 127.0.0.1, so only this machine can read it)",
     )
     add(
         "--status",

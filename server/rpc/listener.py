@@ -28,6 +28,9 @@ _LOG = logging.getLogger("tokenfeed.server")
 
 _EXIT_SECONDS = 0.5
 
+_UNIX_PATH_BYTES_MAX = 107
+"""That of Linux, without the NUL at its end."""
+
 # Connections are closed without a handshake, without an answer to pings, and without calls.
 HANDSHAKE_SECONDS = 20.0
 PING_SECONDS = 10.0
@@ -139,20 +142,28 @@ def bind(
 def bind_unix(server: grpc.Server, path: str) -> str:
     """Bind the server to a Unix socket too and return the address, "unix:PATH".
 
-    A stale socket, without a listener, is replaced.  Raises: InvalidRequest if another process
-    listens on it, if the path is not a socket, or if the socket cannot be created.
+    A stale socket, without a listener, is replaced.  Raises: InvalidRequest if there is a
+    listener, if the path is not a socket, too long or has a %, or if the socket cannot be created.
     """
     address = f"unix:{path}"
     try:
-        address.encode()
+        size = len(path.encode())
     except UnicodeEncodeError:
         raise InvalidRequest("--unix", f"{path!r} is not valid UTF-8") from None
+    if size > _UNIX_PATH_BYTES_MAX:
+        problem = f"{path} has {size} bytes; at most {_UNIX_PATH_BYTES_MAX} are allowed"
+        raise InvalidRequest("--unix", problem)
+    if "%" in path:  # gRPC takes it for the beginning of a character's code
+        raise InvalidRequest("--unix", f"{path} contains a %; choose another path")
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             raise InvalidRequest("--unix", f"{path} exists and is not a socket")
         with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(path) == 0:
-                raise InvalidRequest("--unix", f"another process listens on {path}")
+            found = probe.connect_ex(path)
+        if found == 0:
+            raise InvalidRequest("--unix", f"there is a listener on {path} already")
+        if found != errno.ECONNREFUSED:  # a socket of another type, or of another user
+            raise InvalidRequest("--unix", f"{path}: {os.strerror(found)}")
         os.unlink(path)
     except FileNotFoundError:
         pass

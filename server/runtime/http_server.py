@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -92,6 +93,10 @@ class HttpServer(ThreadingHTTPServer):
             target=self.serve_forever, args=(_POLL_SECONDS,), name="tokenfeed-http", daemon=True
         )
         self._thread.start()
+
+    def server_bind(self) -> None:
+        """Bind, without the name of this host that HTTPServer asks DNS for: that may take long."""
+        socketserver.TCPServer.server_bind(self)
 
     @property
     def address(self) -> str:

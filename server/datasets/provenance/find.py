@@ -147,7 +147,8 @@ class _Search:
         if not self._places.total:
             return 0
         if self._has_epochs:
-            return len(self._samples.epochs) * self._places.total
+            epochs = self._samples.epochs  # there may be more than `len` can tell
+            return (epochs.stop - epochs.start) * self._places.total
         return max(0, self._samples.end_own - self._samples.first_own)
 
     def page(self, first: int) -> pb.FindResponse:

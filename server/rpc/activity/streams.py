@@ -14,6 +14,9 @@ from tokenfeed.wire.request import SampleList
 
 from .counts import RATE_SECONDS
 
+PAUSE_SECONDS = 5.0
+"""A stream without a call for longer has paused: its client wanted nothing."""
+
 _LOG = logging.getLogger("tokenfeed.server")
 
 _NAMES_LOGGED = 8
@@ -56,22 +59,25 @@ class _Reading(NamedTuple):
 class Stream:
     """The calls of one rank of a feed over one connection.
 
-    position, end_row: of the call that moved last, and its row behind the last one sent.  began_at,
-    moved_at: when it began, and when a frame of it was sent; by time.monotonic.  datasets: of its
-    latest call.  calls: open now;
-    of these, making and sending make and send a frame.  make_seconds: time in which some call made
-    a frame; send_seconds: time in which none did, and some had one ready.  since: when these two
-    were last added to.  readings: of the last seconds.  has_first: whether a frame
-    was made.  has_ended: whether its end was logged.  trainer_sample: as in the hints of its latest
-    call.  is_last: whether the client has said, in a call that was answered, that none follows.
-    is_listed: False for that of a tool, or of GetRows, which only counts its rows.
+    position, end_row: of the call that moved last, and its row behind the last one sent. began_at,
+    moved_at, left_at, asked_at: when it began, when a frame of it was sent, when its latest call
+    ended, and when it asked for rows after its last pause; by time.monotonic.  datasets: of its
+    latest call.  calls: open now; of these, making and sending make and send a frame. make_seconds:
+    time in which some call made a frame; send_seconds: time in which none did, and some had one
+    ready.  since: when these two were last added to.  readings: of the last seconds. has_first:
+    whether a frame was made.  has_ended: whether its end was logged.  trainer_sample: as in the
+    hints of its latest call.  is_last: whether the client has said, in a call that was answered,
+    that none follows.  is_listed: False for that of a tool, or of GetRows, which only counts its
+    rows.
     """
 
     key: StreamKey
     position: Position | SampleList
     began_at: float
-    moved_at: float
     since: float
+    moved_at: float = field(init=False)
+    left_at: float = field(init=False)
+    asked_at: float = field(init=False)
     datasets: Sequence[str] = ()
     end_row: int = 0
     rows: int = 0
@@ -87,6 +93,10 @@ class Stream:
     is_last: bool = False
     is_listed: bool = True
 
+    def __post_init__(self) -> None:
+        """Begin with a first call."""
+        self.moved_at = self.left_at = self.asked_at = self.began_at
+
     @property
     def next_sample(self) -> int:
         """Sample of the row behind the last one that was sent."""
@@ -96,6 +106,19 @@ class Stream:
     def tokens(self) -> int:
         """Tokens of x that were sent."""
         return self.rows * self.key.context_length
+
+    @property
+    def active_at(self) -> float:
+        """When it last had a call, or was sent a frame; of one without a call."""
+        return max(self.moved_at, self.left_at)
+
+    def resume(self, now: float) -> None:
+        """It asks for rows and had no call: after a pause, that begins its wait."""
+        if now - self.active_at > PAUSE_SECONDS:
+            self.asked_at = now
+        if self.readings and now - self.readings[-1].at > RATE_SECONDS:  # they had stopped
+            for _ in range(RATE_SECONDS + 1):
+                self.read(now)
 
     def pass_time(self, now: float) -> None:
         """Add the time since the last call of this to what the stream did in it."""
@@ -138,7 +161,7 @@ class Stream:
             waits_for_client=min(1.0, share * (self.send_seconds - first.send_seconds)),
             calls=self.calls,
             age_seconds=now - self.began_at,
-            idle_seconds=now - self.moved_at,
+            idle_seconds=now - max(self.moved_at, self.asked_at),
             trainer_sample=self.trainer_sample,
             has_ended=self.is_last and not self.calls,
         )

@@ -81,9 +81,9 @@ class Activity:
                     stream.read(now)
                 if stream.calls:
                     continue
-                if now - stream.moved_at > FORGET_SECONDS:
+                if now - stream.active_at > FORGET_SECONDS:
                     del self._streams[stream.key]
-                elif now - stream.moved_at > ENDED_SECONDS and not stream.has_ended:
+                elif now - stream.active_at > ENDED_SECONDS and not stream.has_ended:
                     stream.has_ended = True
                     ended.append(stream)
         for stream in ended:
@@ -171,18 +171,22 @@ class Activity:
                 self._rows.setdefault(Labels(name, each.order.NAME), RowCounts())
                 for name, each in zip(names, stream.sources, strict=True)
             ]
-            if hints.is_tool:
-                unlisted = Stream(key, position, began_at, began_at, now, is_listed=False)
+            found = self._streams.get(key)
+            is_goodbye = hints.is_last and not request.row_count
+            if hints.is_tool or (is_goodbye and found is None):
+                unlisted = Stream(key, position, began_at, now, is_listed=False)
                 unlisted.calls = unlisted.making = 1
                 return unlisted, counts, rows
-            found = self._streams.get(key)
-            is_new = found is None or found.has_ended
+            is_new = found is None or (found.has_ended and not is_goodbye)
             if found is None:
-                found = Stream(key, position, began_at, began_at, now)
+                found = Stream(key, position, began_at, now)
                 counts.opened += 1
-            found.has_ended = found.is_last = False
+            found.has_ended &= is_goodbye
+            found.is_last = False
             found.trainer_sample = hints.trainer_sample
             found.pass_time(now)
+            if not found.calls:
+                found.resume(now)
             found.datasets = list(dict.fromkeys(names))
             if not found.calls and request.row_count:
                 found.position, found.end_row = position, request.first_row
@@ -282,7 +286,8 @@ class CallActivity:
         """
         with self._lock:
             stream = self._stream
-            stream.pass_time(time.monotonic())
+            stream.left_at = time.monotonic()
+            stream.pass_time(stream.left_at)
             if self._is_sending:
                 stream.sending -= 1
             else:

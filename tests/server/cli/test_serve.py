@@ -292,6 +292,8 @@ def test_a_name_that_cannot_travel_is_refused_with_the_cure(write_tokens: WriteT
         ("--max-batch-bytes", "0"),
         ("--max-batch-bytes", str(1 << 64)),
         ("--warm-up-bytes", "-1"),
+        ("--drain-seconds", "inf"),
+        ("--send-timeout-seconds", "86401.0"),
     ],
 )
 def test_a_number_outside_its_range_is_named_with_its_flag(
@@ -309,6 +311,7 @@ def test_a_number_outside_its_range_is_named_with_its_flag(
         (("--status",), "--status: needs --metrics-port"),
         (("--metrics-port", "70000"), "--metrics-port: 70000 is not in"),
         (("--metrics-port", "0", "--metrics-host", "no such host"), "--metrics-host: 'no such"),
+        (("--metrics-host", "0.0.0.0"), "--metrics-host: needs --metrics-port"),
         (("--status-token-file", "/nowhere"), "--status-token-file: cannot be read"),
     ],
 )
@@ -631,6 +634,44 @@ def test_a_socket_whose_path_is_not_text_is_refused(
     line = refusal("--data", write_tokens(range(100)), "--unix", path)
     assert line.startswith("--unix: ")
     assert line.endswith("is not valid UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("a" * 108, "has 108 bytes; at most 107"), ("/a%20b", "contains a %")]
+)
+def test_a_path_that_is_no_address_of_a_socket_is_refused(
+    write_tokens: WriteTokens, name: str, problem: str
+) -> None:
+    """gRPC says nothing of the limit, and takes a % for the beginning of a character's code."""
+    line = refusal("--data", write_tokens(range(100)), "--unix", name)
+    assert line.startswith(f"--unix: {name} {problem}")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--token-file", "--status-token-file", "--tls-cert", "--tls-key", "--tls-client-ca", "--unix"],
+)
+def test_an_option_for_security_that_is_empty_is_refused(
+    write_tokens: WriteTokens, option: str
+) -> None:
+    """A variable that is not set would switch off tokens, or TLS."""
+    line = refusal("--data", write_tokens(range(100)), option, "")
+    assert line == f"{option}: is empty; omit it, or pass a path"
+
+
+@pytest.mark.parametrize("option", ["--text-column", "--append-token"])
+def test_an_option_for_text_needs_a_tokenizer(write_tokens: WriteTokens, option: str) -> None:
+    """Without text it would do nothing."""
+    line = refusal("--data", write_tokens(range(100)), option, "x")
+    assert line == f"{option}: needs --tokenizer, for --data that is text"
+
+
+def test_a_size_of_a_cache_that_nothing_uses_is_said(
+    serve: Serve, write_tokens: WriteTokens
+) -> None:
+    """As the cache itself."""
+    server = serve("--data", write_tokens(range(100)), "--object-cache-bytes", 1 << 30)
+    assert "--object-cache-bytes is not used: no dataset is in an object store" in server.stderr
 
 
 def test_the_server_process_has_no_torch_in_it(serve: Serve, write_tokens: WriteTokens) -> None:

@@ -48,10 +48,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def producer(first_sample: int = 0, rank: int = 0, batch_size: int = 4) -> FrameProducer:
+def producer(
+    first_sample: int = 0, rank: int = 0, batch_size: int = 4, num_batches: int = 10
+) -> FrameProducer:
     store = MemoryStore("train", [np.arange(1000, dtype="<u2")])
     stream = Stream.of_dataset("", orders.find("sequential-1"), 0, 8)
-    request = Request(stream, Position(first_sample, batch_size, rank, 8), num_batches=10)
+    request = Request(stream, Position(first_sample, batch_size, rank, 8), num_batches=num_batches)
     shared = frame.Frames(9, request.position, bytes(32), {})
     reader = RowReader(request, store, lambda: store)
     return FrameProducer(["train"], reader, shared, Schedulers.of_dataset())
@@ -334,3 +336,83 @@ def test_a_bucket_includes_its_bound(seconds: float, bucket: int) -> None:
     histogram.add(seconds)
 
     assert [index for index, count in enumerate(histogram.counts) if count] == [bucket]
+
+
+def test_a_pause_in_which_a_client_wanted_nothing_is_no_wait(clock: Clock) -> None:
+    """A trainer whose prefetched rows last for 20 s asks after each 20 s, and does not hang."""
+    activity = Activity()
+    with calling(activity, clock) as call:
+        send(call, clock, 4, 0.1, 0.1)
+    clock.now += 20
+    with calling(activity, clock):
+        clock.now += 1
+        (asks,), _ = activity.streams(9)
+    # Calls that end without a row and are made again are a wait.
+    for _ in range(6):
+        clock.now += 1
+        with calling(activity, clock):
+            (waits,), _ = activity.streams(9)
+
+    assert asks.idle_seconds == pytest.approx(1)
+    assert waits.idle_seconds == pytest.approx(7)
+
+
+def test_a_stream_that_comes_back_after_a_long_pause_has_rates_of_now(clock: Clock) -> None:
+    """Not those of the five minutes before: it waits for the server all the time."""
+    activity = Activity()
+    with calling(activity, clock) as call:
+        for _ in range(20):
+            send(call, clock, 4, 0.5, 0.5)
+            activity.tick()
+    for _ in range(300):
+        clock.now += 1
+        activity.tick()
+    with calling(activity, clock) as call:
+        for second in range(5):
+            send(call, clock, 4 * second + 4, 1.0, 0.0)
+            activity.tick()
+        (stream,), _ = activity.streams(9)
+
+    assert stream.tokens_per_second == pytest.approx(32)
+    assert stream.waits_for_server == pytest.approx(1.0)
+
+
+def test_a_client_that_retries_for_minutes_without_a_row_has_not_ended(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While storage is away, the log would have two lines of each retry."""
+    activity = Activity()
+    with caplog.at_level(logging.INFO, "tokenfeed.server"):
+        for _ in range(200):
+            with calling(activity, clock):
+                clock.now += 0.5
+            clock.now += 1
+            activity.tick()
+
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("stream opened ")
+
+
+def test_the_goodbye_of_a_client_is_no_new_stream(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may come an hour after the last row, when a trainer ends its last evaluation."""
+    activity = Activity()
+    goodbye = Hints(is_last=True)
+    with caplog.at_level(logging.INFO, "tokenfeed.server"):
+        with calling(activity, clock) as call:
+            send(call, clock, 4, 0.1, 0.1)
+        clock.now += ENDED_SECONDS + 1
+        activity.tick()
+        with calling(activity, clock, hints=goodbye, num_batches=0):
+            pass
+        (stream,), _ = activity.streams(9)
+        clock.now += FORGET_SECONDS + 1
+        activity.tick()
+        with calling(activity, clock, hints=goodbye, num_batches=0):
+            pass
+
+    assert (stream.rows, stream.has_ended) == (4, True)
+    assert [line.split(" peer")[0] for line in caplog.messages] == ["stream opened", "stream ended"]
+    assert activity.streams(9) == ([], 0)
+    assert activity.totals().frames[Labels("train", "sequential-1")].opened == 1

@@ -275,3 +275,21 @@ def test_a_path_that_is_not_a_socket_is_not_touched(
     assert main(["--data", str(two[0]), "--port", "0", "--unix", str(two[1])]) == 1
     assert "exists and is not a socket" in capsys.readouterr().err
     assert two[1].read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
+def test_a_socket_of_another_program_is_not_touched(
+    two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: int
+) -> None:
+    """A socket that takes no connection of this kind is no stale one."""
+    from tokenfeed.server.cli.serve import main
+
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(str(path))
+        if kind == socket.SOCK_SEQPACKET:
+            other.listen()
+        before = path.stat().st_ino
+        assert main(["--data", str(two[0]), "--port", "0", "--unix", str(path)]) == 1
+        assert path.stat().st_ino == before
+    assert f"--unix: {path}: Protocol wrong type for socket" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Never
 
 import pytest
 
@@ -160,3 +161,13 @@ def test_a_port_in_use_is_an_error_that_names_the_option(server: HttpServer) -> 
     host, _, port = server.address.rpartition(":")
     with pytest.raises(InvalidRequest, match=r"^--metrics-port: \d+ on 127.0.0.1 cannot be bound"):
         HttpServer("--metrics-port", host, int(port), {})
+
+
+def test_a_start_does_not_wait_for_dns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it drops packets, the name of a host takes as long as a resolver waits."""
+
+    def ask(name: str) -> Never:
+        raise AssertionError(f"the name of {name} was asked for")
+
+    monkeypatch.setattr(socket, "getfqdn", ask)
+    HttpServer("--metrics-port", "127.0.0.1", 0, {}).close()

@@ -120,7 +120,12 @@ CLIENT_COLUMNS = (
     Column("Tokens/s", "tokens sent, averaged over 10 s", 1, "number"),
     Column("Waits for us", "share of 10 s in which the server made a frame for it", 2, "number"),
     Column("We wait", "share in which a frame was ready that it had not taken", 2, "number"),
-    Column("Idle", "time since a frame was last sent to it", 1, "number"),
+    Column(
+        "Idle",
+        "time since a frame was last sent to it, or since it asked again after a pause",
+        1,
+        "number",
+    ),
     Column("Age", "time since its first call", 6, "number"),
 )
 _OBJECT_COLUMNS = (

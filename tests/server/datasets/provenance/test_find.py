@@ -379,3 +379,16 @@ def test_no_sample_holds_a_document_without_tokens(tmp_path: Path) -> None:
     (one,) = answer.looked_for
     assert (one.document.number, one.first_token, one.end_token) == (1, 3, 3)
     assert (answer.candidates, len(answer.rows)) == (0, 0)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "packed", "padded", "random"])
+def test_all_samples_of_a_dataset_of_one_row_can_be_searched(tmp_path: Path, order: str) -> None:
+    """There are 2^63 of them, and as many epochs."""
+    corpus, stream = write_documents(tmp_path, [[17]], "ids"), stream_of(order)
+    with local(corpus) as datasets:
+        made_rows(datasets, stream)
+        asked = pb.FindRequest(stream=stream_message(stream), end_sample=2**63, document=0)
+        answer = datasets.provenance.find(asked)
+
+    assert answer.candidates == 2**63
+    assert [row.sample for row in answer.rows[:3]] == [0, 1, 2]
