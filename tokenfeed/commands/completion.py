@@ -11,6 +11,7 @@ from importlib import import_module
 from . import COMMANDS, Command
 from . import build_parser as build_command_parser
 from .extras import require_installed
+from .output import exit_code
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -29,6 +30,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Print the completion script of a shell.  Returns: 0."""
     require_installed("completion", "completion", "shtab")
+    return exit_code(_print_script)
+
+
+def _print_script() -> None:
     import shtab
 
     # The reader of the script may stop after its first line.
@@ -37,7 +42,6 @@ def main() -> int:
     # Each is the parser of that command, when it is asked what it is called.
     sys.argv = ["tokenfeed"]
     print(shtab.complete(complete_parser(), shell))
-    return 0
 
 
 def complete_parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 if __name__ == "__main__":
     # Read once, when gRPC is imported. Errors are reported in one line here instead.
@@ -19,6 +20,7 @@ import grpc
 
 from tokenfeed.commands import program
 from tokenfeed.commands.extras import require_installed
+from tokenfeed.commands.output import exit_code
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,6 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the status in one line.  Returns: 0 if it is SERVING, 1 if not or without an answer."""
     arguments = build_parser().parse_args(argv)
     require_installed("probe", "server", "grpc_health")
+    return exit_code(partial(_probe, arguments))
+
+
+def _probe(arguments: argparse.Namespace) -> int:
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
     from grpc_health.v1.health_pb2_grpc import HealthStub
 

@@ -191,6 +191,17 @@ def test_a_plan_tells_what_the_store_bills(
     assert tools(words) == 0
     assert "row by row, without a cache: 245 GETs, 1,003,520 bytes" in capsys.readouterr().out
 
+    # A mask is another object, and a packed row has several pieces.
+    store.put("bucket/b.bin", np.arange(60_000, dtype="<u2").tobytes())
+    store.put("bucket/b.mask", bytes([1]) * 60_000)
+    mixture.write_text('order = "packed"\n[weights]\ntrain = 1\n')
+    masked = "file:train=s3://bucket/b.bin?dtype=uint16&document-end-token=9"
+    words = ["plan", str(mixture), f"{masked}&loss-mask=s3://bucket/b.mask", "--tokens=40_960"]
+    assert tools([*words, "--context-length", "2048"]) == 0
+    printed = capsys.readouterr().out
+    assert "row by row, without a cache: 40 GETs, 122,880 bytes" in printed
+    assert "a packed row needs a GET for each of its pieces" in printed
+
 
 def metrics(server: Server) -> dict[str, float]:
     address = server.stderr.partition("metrics address=")[2].split()[0]

@@ -25,6 +25,7 @@ from tests.faults.credentials import (
 )
 from tests.support.far_side import far_side
 from tests.support.ports import free_port
+from tests.support.redacting import redact
 from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.errors import TokenfeedError
 from tokenfeed.tools.__main__ import main
@@ -254,6 +255,33 @@ def test_a_truncated_dataset_is_named(serve: Serve, corpus: Path, doctor: Doctor
     found = doctor(server.address)
 
     assert (found.code, found.named) == (16, [(server.address, "dataset-refused")])
+
+
+def test_erased_tokens_are_no_problem(serve: Serve, corpus: Path, doctor: Doctor) -> None:
+    """A feed that replaces them gets all rows, and so does doctor."""
+    redact([corpus], (0, 100, 900), (0, 30_000, 31_000), fill=9, erase=True)
+    server = serve("--data", corpus)
+
+    assert doctor(server.address).code == 0
+
+
+def test_a_server_of_small_batches_is_healthy(serve: Serve, corpus: Path, doctor: Doctor) -> None:
+    """Also if no row of 2,048 tokens is allowed."""
+    server = serve("--data", corpus, "--max-batch-bytes", "1000")
+
+    assert doctor(server.address).code == 0
+
+
+def test_a_dataset_without_a_row_that_is_asked_for_is_named(
+    serve: Serve, corpus: Path, write_tokens: WriteTokens, doctor: Doctor
+) -> None:
+    """Else it would be called healthy without a look."""
+    server = serve("--data", corpus, "--data", write_tokens([7], "one.bin"))
+
+    assert doctor(server.address).code == 0
+    found = doctor(server.address, "--dataset", "one")
+    assert (found.code, found.named) == (16, [(server.address, "dataset-refused")])
+    assert "'one' has no row of one token" in found.only["evidence"]
 
 
 @needs_namespaces

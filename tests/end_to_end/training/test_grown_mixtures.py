@@ -662,6 +662,18 @@ def test_a_source_that_has_paused_is_not_judged_by_its_rows_at_a_later_length(
     assert found["counts"]["to come"] == 1
 
 
+@pytest.mark.parametrize("change", ["5=" + "9" * 5000, "9" * 5000 + "=16", "x=16x"])
+def test_a_change_that_is_no_number_is_said_in_a_line(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    """Also of more digits than Python reads."""
+    path = tmp_path / "mixture.toml"
+    path.write_text("weights = {web = 1}\n")
+    words = ["plan", str(path), "--context-length=1024", "--tokens=1e6", target]
+    assert main([*words, "--change-context-length", change]) == 1
+    assert re.match(r"error: --(change-)?context-length: .*\n$", capsys.readouterr().err)
+
+
 def test_a_length_that_a_source_has_no_row_of_is_refused(target: str) -> None:
     """Before the change, and by the name of its dataset."""
     with feed_of(target, 1 << 14, {"web": 1, "code": 1, "math": 1}, order="random") as feed:

@@ -88,3 +88,19 @@ def test_a_target_that_is_not_an_address_is_reported_in_one_line() -> None:
         code, said = probe(target)
         assert code == 1
         assert said.count("\n") == 0
+
+
+def test_a_ctrl_c_ends_it_as_every_command(serve: Serve, corpus: Path) -> None:
+    """With 130, and without a word."""
+    server = serve("--data", corpus)
+    server.process.send_signal(signal.SIGSTOP)
+    command = [sys.executable, "-m", "tokenfeed.tools.probe", server.address]
+    command += ["--timeout-seconds", "60"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as waiting:
+        files = Path(f"/proc/{waiting.pid}/fd")
+        assert eventually(lambda: any("socket:" in os.readlink(each) for each in files.iterdir()))
+        waiting.send_signal(signal.SIGINT)
+        _, said = waiting.communicate(timeout=30)
+    server.process.send_signal(signal.SIGCONT)
+
+    assert (waiting.returncode, said) == (130, "")

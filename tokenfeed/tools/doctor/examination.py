@@ -12,7 +12,7 @@ from functools import partial
 
 from tokenfeed.client.transport.channel import Channel
 from tokenfeed.client.transport.credentials import Credentials
-from tokenfeed.errors import NotFound, TokenfeedError
+from tokenfeed.errors import InvalidRequest, NotFound, TokenfeedError
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 
 from .findings import Diagnosis, Finding
@@ -108,6 +108,8 @@ def read(report: ServerReport, settings: Settings) -> None:
         dataset = settings.dataset or _largest(described)
         if settings.dataset and all(dataset != each.name for each in described.datasets):
             raise NotFound("--dataset", f"{dataset!r} is not served")
+        if settings.dataset and dataset not in _readable(described):
+            raise InvalidRequest("--dataset", f"{dataset!r} has no row of one token")
         if settings.seconds == 0 or dataset not in _readable(described):
             return
         load = rows_of(dataset, seconds=settings.seconds)

@@ -22,6 +22,7 @@ from tokenfeed.client.transport.credentials import Credentials
 from tokenfeed.client.transport.timeouts import Timeouts
 from tokenfeed.sampling import orders
 from tokenfeed.stream.position import Position
+from tokenfeed.stream.stage import Redaction
 from tokenfeed.stream.stream import Stream
 from tokenfeed.v1 import tokenfeed_pb2 as pb
 from tokenfeed.wire.request import Request
@@ -81,13 +82,17 @@ def read_rows(
     Raises: TokenfeedError.
     """
     dataset = next(each for each in described.datasets if each.name == name)
-    longest = min(_CONTEXT_LENGTH, dataset.longest_file_tokens - 1)
-    context_length = dataset.row_tokens - 1 if dataset.row_tokens else longest
-    row_bytes = (context_length + 1) * max(1, dataset.token_bytes)
-    # 0 is an unknown limit.
-    rows_max = described.limits.batch_bytes_max // row_bytes or _BATCH_ROWS
-    batch_rows = min(_BATCH_ROWS, rows_max)
-    stream = Stream.of_dataset(name, orders.latest("random"), 0, context_length)
+    tokens = dataset.row_tokens or min(_CONTEXT_LENGTH + 1, dataset.longest_file_tokens)
+    token_bytes, batch_rows = max(1, dataset.token_bytes), _BATCH_ROWS
+    if bytes_max := described.limits.batch_bytes_max:  # 0 is an unknown limit
+        if not dataset.row_tokens:
+            tokens = max(2, min(tokens, bytes_max // token_bytes))
+        batch_rows = max(1, min(_BATCH_ROWS, bytes_max // (tokens * token_bytes)))
+    # Rows with erased tokens are served to who replaces them.
+    erased = (Redaction(0, 0, dataset.erased_list),) if dataset.erased_list else ()
+    order = orders.latest("random")
+    context_length = tokens - 1
+    stream = Stream.of_dataset(name, order, 0, context_length, redactions=erased)
     request = Request(stream, Position(0, batch_rows), num_batches=1 << 30 if seconds else 1)
     source = Servers(
         server.target,

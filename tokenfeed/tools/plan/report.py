@@ -26,8 +26,8 @@ class Report:
     source, by the history of a state; None without one.  first_batch: is that of this history,
     above 0 if older ones were dropped.  target_shares: tell of each source, by its number, the
     share of the positions of x that have a target, before any loss mask: 1 for windows.
-    object_bytes: are those of a token of each source in an object store, by its number.  prices:
-    are those of that store.
+    object_bytes: are those of a token of each source in an object store, in each object that a row
+    is read from, by its number.  prices: are those of that store.
     """
 
     planned: Forecast
@@ -37,7 +37,7 @@ class Report:
     seen: Mapping[str, SourceStats] | None
     first_batch: int
     target_shares: Mapping[int, Fraction]
-    object_bytes: Mapping[int, int]
+    object_bytes: Mapping[int, Sequence[int]]
     prices: Prices
 
     # --- plain values ---
@@ -145,10 +145,10 @@ class Report:
             return {}
         planned, samples, size, once = self.planned, 0, 0, 0
         tokens = planned.tokens
-        for number, token_bytes in self.object_bytes.items():
-            row_bytes = planned.stream.context_length * token_bytes
-            source_bytes = tokens[number] * token_bytes
-            samples += planned.samples[number]
+        for number, widths in self.object_bytes.items():
+            row_bytes = planned.stream.context_length * sum(widths)
+            source_bytes = tokens[number] * sum(widths)
+            samples += planned.samples[number] * len(widths)
             size += source_bytes
             once += min(source_bytes, planned.rows.get(number, 0) * row_bytes or source_bytes)
         parts = {
@@ -193,6 +193,9 @@ class Report:
         for name, each in plain["object_store"].items():
             bill = f"{each['gets']:,} GETs, {each['bytes']:,} bytes, {each['dollars']:,.2f} dollars"
             lines.append(f"  {name}: {bill}")
+        sources = self.planned.stream.sources
+        if any(sources[number].order.NAME.startswith("packed") for number in self.object_bytes):
+            lines.append("  a packed row needs a GET for each of its pieces, so more row by row")
         lines += ["", *self._end_lines(plain["sources"])]
         return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from tokenfeed.client.source.server_check import (
 )
 from tokenfeed.errors import InvalidRequest
 from tokenfeed.sampling import orders
+from tokenfeed.stream.planes import LOSS_MASK
 from tokenfeed.stream.position import SAMPLE_END, Position, require_range
 from tokenfeed.stream.schedule import placed
 from tokenfeed.stream.stage import LENGTH, SEED_END, Source
@@ -92,12 +94,18 @@ def _report(
             for number in numbers
         },
         object_bytes={
-            number: described[number].token_bytes
+            number: _object_bytes(described[number])
             for number in numbers
             if files is not None and files.is_remote(stream.sources[number].dataset)
         },
         prices=arguments.object_prices,
     )
+
+
+def _object_bytes(dataset: pb.Dataset) -> Sequence[int]:
+    """Return the bytes per token of each object that a row is read from: tokens, and a mask."""
+    has_mask = any(each.kind == LOSS_MASK for each in dataset.planes)
+    return (dataset.token_bytes, 1) if has_mask else (dataset.token_bytes,)
 
 
 def _words(arguments: argparse.Namespace) -> tuple[str | None, str]:
@@ -323,6 +331,9 @@ def read_asked(arguments: argparse.Namespace, path: str | None) -> PlanInput:
     return PlanInput(None, None, saved, ())
 
 
+_NUMBER = re.compile("[0-9]{1,19}")
+
+
 def _by_begin(changes: Sequence[str]) -> dict[int | str, int]:
     """Return context lengths by where they begin, for `read_lengths`.
 
@@ -331,10 +342,10 @@ def _by_begin(changes: Sequence[str]) -> dict[int | str, int]:
     found: dict[int | str, int] = {}
     for each in changes:
         begin, _, length = each.partition("=")
-        if not length.strip().isdecimal():
+        if not _NUMBER.fullmatch(length.strip()):
             problem = f'{shown(each)} is not written as "2e11 tokens=32768" or "40000=32768"'
             raise InvalidRequest("change_context_length", problem)
-        found[int(begin) if begin.strip().isdecimal() else begin] = int(length)
+        found[int(begin) if _NUMBER.fullmatch(begin.strip()) else begin] = int(length)
     return found
 
 
