@@ -404,6 +404,29 @@ def test_a_step_that_is_interrupted_comes_again(
     assert seen.rows == rows(corpus, sample, sample + 16)
 
 
+def test_a_run_that_ends_is_resumed_by_the_trainer_that_was_interrupted(
+    address: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    """Its feed is at step 7 then, and the checkpoint counts from the first batch."""
+    model = model_of()
+    seen = Seen(model)
+    options = {"num_train_epochs": 1, "save_strategy": "steps", "save_steps": 5}
+    with feed_at(address, num_batches=10) as feed:
+        interrupt = Interrupt("after", 7)
+        interrupt.trainer = trainer = FeedTrainer(
+            model,
+            TrainingArguments(**arguments(tmp_path, **options)),
+            train_dataset=feed,
+            callbacks=[interrupt],
+        )
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        seen.rows.clear()
+        trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 10
+    assert seen.rows == rows(corpus, 10, 20)
+
+
 def test_logits_of_a_batch_of_the_trainer_are_those_of_its_documents_alone(
     address: str, corpus: Corpus, tmp_path: Path
 ) -> None:
