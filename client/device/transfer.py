@@ -126,7 +126,7 @@ class PinnedTransfer:
         if self._note is not None:
             self.noted = self._staged_notes.popleft()
         if rows.ready(self._shape[0]):
-            with suppress(InvalidRequest):  # tokens that do not fit: said where they are next
+            with suppress(InvalidRequest):  # its tokens do not fit: raised when it is wanted
                 self._stage(rows)
         return batch
 

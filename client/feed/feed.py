@@ -492,7 +492,8 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
         dataset needs no ranks, since the sampler distributes the rows. The redactions of this feed
         are in force in all of its rows. The dataset ignores the arguments device, start_step,
         start_sample and num_batches of this feed.
-        Raises: InvalidRequest for a mixture or an order without epochs.
+        It reads the corpus that this feed reads; unless that is known, this asks a server.
+        Raises: InvalidRequest for a mixture or an order without epochs; as for iterating a feed.
         """
         self._stream.require_epochs()
         target, context_length, given = self._given
@@ -516,7 +517,9 @@ class Feed(Delivery[Array, Rich], Generic[Array, Rich, OneEpoch]):
             target = [*target[first:], *target[:first]]
         lists = sorted({each.list_hash.hex() for each in self._stream.stream.redactions})
         make_feed = partial(_redacted_feed, type(self), target, context_length, own, lists)
-        return RowDataset(make_feed, given["fingerprint"])
+        corpus = self._stream.known().sources[source.number].corpus
+        assert corpus is not None
+        return RowDataset(make_feed, corpus.fingerprint.hex())
 
     # --- internals: how a batch arrives is in delivery.py ---
 

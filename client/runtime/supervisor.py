@@ -175,7 +175,8 @@ class Supervisor:
             _LOG.exception("task cancellation failed")
         finally:
             self._cancelling.remove(task)
-            self._notifier.notify()
+            if task.ended:  # else it is cancelled again in RECANCEL_SECONDS
+                self._notifier.notify()
 
     def _remove(self, task: Task) -> None:
         # Another thread may have removed it already.

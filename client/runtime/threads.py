@@ -31,8 +31,9 @@ Result = TypeVar("Result")
 
 
 _START_SECONDS = 1.0
+"""Even on a busy machine a thread begins within milliseconds."""
 _STARTING: set[object] = set()
-"""One object for each thread that does not run yet."""
+"""One object for each thread that does not run yet. Needs no lock: each change is one step of C."""
 
 
 def start_thread(target: Callable[[], object], name: str) -> None:
@@ -42,8 +43,8 @@ def start_thread(target: Callable[[], object], name: str) -> None:
     thread cannot be joined: target has to report its own end.
     """
     start = object()
-    _STARTING.add(start)
     try:
+        _STARTING.add(start)
         _thread.start_new_thread(_start, (target, name, start))
     except BaseException:
         _STARTING.discard(start)
@@ -52,12 +53,15 @@ def start_thread(target: Callable[[], object], name: str) -> None:
 
 def _start(target: Callable[[], object], name: str, start: object) -> None:
     thread = threading.Thread(target=target, name=name, daemon=True)
+    has_room = True
     try:
         thread.start()
-        _STARTING.discard(start)
     except RuntimeError:
+        has_room = False  # for this thread, but not for a second one
+    finally:
         _STARTING.discard(start)
-        target()  # there was room for this thread, but not for a second one
+    if not has_room:
+        target()
 
 
 def _await_starts() -> None:
@@ -69,7 +73,7 @@ def _await_starts() -> None:
         time.sleep(0.001)
 
 
-# Functions that are registered later, such as those that end feeds, run before it.
+# Here, since functions that are registered later, such as those that end feeds, run before it.
 atexit.register(_await_starts)
 os.register_at_fork(after_in_child=_STARTING.clear)
 

@@ -81,15 +81,16 @@ class Failover:
         timeouts: Timeouts,
         awaited_since: Callable[[], float | None],
     ) -> None:
-        """Try replicas in turn.
+        """Try replicas in turn, in an order of each rank: its own one first, which is that of its
+        number modulo theirs. The second ones of the ranks of a server are spread over all others.
 
-        rank: selects the first one, modulo their number, and appears in the log.
+        rank: is that of the feed, and appears in the log.
         timeouts: how long one of them may send nothing, and how long all of them while the consumer
         waits.  awaited_since: returns the start of that wait, of time.monotonic; None if there is
         no wait.
         """
         self._replicas = replicas
-        self._rank = self._next = rank
+        self._rank, self._next = rank, 0
         self._timeouts = timeouts
         self._awaited_since = awaited_since
         self._logged = -math.inf
@@ -147,7 +148,7 @@ class Failover:
             try:
                 replicas = self._replicas.all(timeout_seconds, is_over)
                 count = 1 if asks_all else len(replicas)
-                replica = replicas[self._next % len(replicas)]
+                replica = replicas[_place(self._rank, self._next, len(replicas))]
                 result = attempt(replica)
                 self._log_recovery()
                 return result
@@ -168,9 +169,11 @@ class Failover:
                         "failing over rank=%d from=%s reason=%s",
                         *(self._rank, replica.address, failure),
                     )
+            # After a break the rank goes home, unless that is where it was.
+            is_away = not self._failures and self._next % count
+            self._next = 0 if is_away else self._next + 1
             self._failures.append(failure)
             self._waits_seconds.append(waited_seconds)
-            self._next += 1
             if len(self._failures) >= count:
                 pause(self._end_round())
         return None
@@ -294,3 +297,11 @@ class Failover:
         if away_since is None:
             return 0.0
         return time.monotonic() - max(away_since, since, self._grown_at)
+
+
+def _place(rank: int, attempt: int, count: int) -> int:
+    """Return which of the servers a rank tries.  attempt: counts from 0, its own one.  count: of
+    the servers.
+    """
+    home, lap = rank % count, attempt % count
+    return (home + 1 + (rank // count + lap - 1) % (count - 1)) % count if lap else home

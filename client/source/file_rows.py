@@ -134,8 +134,8 @@ class FileRows(BackgroundRows):
     def _block(self) -> RowBlock | None:
         """Read the next block, in new memory; None at the end, or once these rows are closed.
 
-        Raises: Unreadable after reconnect_seconds; CorpusError, RequestError; Deleted, behind the
-        rows before the one that needs deleted tokens.
+        Raises: Unreadable once the consumer has waited for reconnect_seconds; CorpusError,
+        RequestError; Deleted, behind the rows before the one that needs deleted tokens.
         """
         if self._opened is None:
             self._opened = self._open_files(self._is_closed)
@@ -146,7 +146,10 @@ class FileRows(BackgroundRows):
             try:
                 return self._read(*self._opened)
             except Unreadable as error:
-                if time.monotonic() - began >= self._reconnect_seconds:
+                since = self._awaited_since
+                if since is not None and (
+                    time.monotonic() - max(began, since) >= self._reconnect_seconds
+                ):
                     raise
                 if not is_logged:
                     is_logged = True

@@ -20,6 +20,7 @@ from tokenfeed.errors import (
     InvalidRequest,
     NotATokenfeedServer,
     RequestError,
+    Unauthenticated,
     Unreachable,
 )
 from tokenfeed.stream.stage import Redactions
@@ -134,6 +135,9 @@ class Servers(Datasets):
             if error.subject not in CREDENTIAL_FIELDS:
                 raise
             # They were valid before: a renewal may be in progress.
+            raise Unreachable(replica.address, str(error)) from None
+        except Unauthenticated as error:
+            # It was accepted before: trainers and servers do not get a new token at one moment.
             raise Unreachable(replica.address, str(error)) from None
         except NotATokenfeedServer as error:
             if not replica.has_served:

@@ -229,6 +229,19 @@ def test_a_close_waits_for_a_thread_that_cancels_what_has_ended_meanwhile() -> N
     assert order == ["cancelled", "closed"]
 
 
+def test_a_task_that_ends_late_is_cancelled_ten_times_a_second() -> None:
+    """Each of them is a thread."""
+    cancelled, work = [], Work()
+    work.cancel = lambda: cancelled.append(0)  # type: ignore[method-assign]
+    supervisor = Supervisor(lambda: None)
+    supervisor.add(work)
+    assert eventually(lambda: len(cancelled) > 2)
+    work.ended = True
+    supervisor.close()
+
+    assert len(cancelled) < 100
+
+
 STARTING = """
 import threading, time
 from tokenfeed.client.runtime.threads import start_thread

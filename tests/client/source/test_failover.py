@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 
@@ -126,6 +127,31 @@ def test_ranks_begin_with_different_servers() -> None:
         begun += journey.asked
 
     assert begun == ["a:1", "b:1", "a:1", "b:1"]
+
+
+def test_the_ranks_of_a_server_that_is_down_are_spread_over_all_others() -> None:
+    """Of 5 servers with 4 ranks each, and not only to the next one."""
+    targets = [f"{name}:1" for name in "abcde"]
+    for down in ({"a:1"}, {"a:1", "b:1"}):
+        found = Counter[str]()
+        for rank in range(20):
+            journey = Journey(targets, first=rank)
+            journey.go(lambda _, address, down=down: away(0, address) if address in down else None)
+            found[journey.asked[-1]] += 1
+        assert set(found) == set(targets) - down
+        assert max(found.values()) <= 20 / len(found) + 2
+
+
+def test_a_rank_goes_back_to_its_own_server_at_the_next_break() -> None:
+    """Else the last server of a rolling upgrade would have no rank, and another one all."""
+    journey = Journey(["a:1", "b:1", "c:1"], first=4)
+    journey.go(fails(1))
+    journey.failover.record_progress()
+    elsewhere = journey.asked[-1]
+    journey.go(fails(3))
+
+    assert journey.asked[:2] == ["b:1", elsewhere]
+    assert journey.asked[2:4] == [elsewhere, "b:1"]
 
 
 def test_no_server_is_tried_once_it_is_over() -> None:

@@ -202,6 +202,17 @@ def test_files_that_cannot_be_read_for_long_are_an_error(files: Files, kind: str
         take(rows, 4)
 
 
+def test_an_outage_that_nobody_waits_for_is_no_error(files: Files) -> None:
+    """A disk may be away for the whole of a long evaluation."""
+    sick, over = Unreadable("dataset", "cannot be read"), threading.Event()
+    script = Scripted([4, *[sick] * 8, over.set, 4])
+    rows = rows_of(files, script, "ahead", seconds=0.2)
+
+    assert take(rows, 4) == [0, 1, 2, 3]
+    assert over.wait(10), "the thread reads ahead, for 0.4 s"
+    assert take(rows, 4) == [4, 5, 6, 7]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_file_is_not_tried_again(files: Files, kind: str) -> None:
     """It stays changed."""

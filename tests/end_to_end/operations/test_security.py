@@ -304,6 +304,28 @@ def test_credentials_that_were_good_before_are_waited_for(
         assert not going_on.is_alive()
 
 
+def test_a_token_that_trainers_get_before_their_servers_is_waited_for(
+    serve: Serve, corpus: Path, token_file: Path, tmp_path: Path
+) -> None:
+    """A Secret reaches the containers of a cluster within a minute, in any order."""
+    words = ("--data", corpus, "--host", "127.0.0.1", "--token-file", token_file)
+    servers, own = [serve(*words) for _ in range(2)], tmp_path / "token"
+    own.write_text(TOKEN)
+    with RemoteBatches(
+        [each.address for each in servers], 4, 64, rank=0, world_size=1,
+        credentials=Credentials(token=lambda: own.read_text()), prefetch_bytes=0,
+    ) as feed:  # fmt: skip
+        next(feed)
+        own.write_text(OTHER_TOKEN)
+        going_on = threading.Thread(target=lambda: [next(feed) for _ in range(20)])
+        going_on.start()
+        assert not eventually(lambda: not going_on.is_alive(), 1.0)
+        token_file.write_text(OTHER_TOKEN)
+        going_on.join(20)
+        assert not going_on.is_alive()
+        assert feed.position.samples == 84
+
+
 def test_a_renewed_certificate_serves_the_next_handshake(
     serve: Serve, corpus: Path, papers: Papers, tmp_path: Path
 ) -> None:

@@ -188,6 +188,29 @@ def test_a_pickled_dataset_reads_in_its_process_and_stays_at_its_corpus(
         again[3]
 
 
+def test_a_dataset_stays_at_the_corpus_of_its_feed(
+    serve: Serve, path: Path, write_tokens: WriteTokens
+) -> None:
+    """The first server of a rank may have another one, and so may one that was restarted."""
+    other = write_tokens(range(WINDOWS * T + 1), "train-other.bin")
+    port = free_port()
+    first, second = serve("--data", path, port=port), serve("--data", f"train={other}")
+    timeouts = Timeouts(read_seconds=1.0, reconnect_seconds=2.0)
+    with RemoteBatches(first.address, 4, T, **ALONE, timeouts=timeouts) as feed:
+        next(feed)
+        first.stop()
+        serve("--data", f"train={other}", port=port)
+        with pytest.raises(StreamMismatch, match="fingerprint"):
+            feed.as_dataset()[3]
+    # Two ranks that agree on a corpus have it in their datasets too.
+    serve("--data", path, port=(again := free_port()))
+    addresses = [f"127.0.0.1:{again}", second.address]
+    ours = RemoteBatches(addresses[0], 4, T, **ALONE).as_dataset()
+    with RemoteBatches(addresses, 4, T, rank=1, world_size=2, fingerprint=ours._fingerprint,
+        order="shuffled", seed=SEED) as feed:  # fmt: skip
+        assert feed.as_dataset()[3][0].tolist() == expected(path)[3][:-1].tolist()
+
+
 def test_a_server_that_goes_away_is_replaced_by_its_replica_and_its_end_is_told(
     open_dataset: Open, serve: Serve, path: Path
 ) -> None:
