@@ -55,9 +55,9 @@ def datasets_provider(
     valid and test are mappings with the arguments in which the feeds for validation and test differ
     from the training feed, such as {"dataset": "val"}. options are arguments of RemoteBatches,
     except device, rank, world_size, group, start_sample, start_step and num_batches.
-    Raises: InvalidRequest for these and for a mixture with max_epochs; the provider raises
-    InvalidRequest if the arguments of Megatron ask for something that a feed cannot do (such as
-    document masking together with context parallelism), and the errors of RemoteBatches.
+    Raises: InvalidRequest for these. The provider raises InvalidRequest for a mixture with
+    max_epochs, and if the arguments of Megatron ask for something that a feed cannot do (such as
+    document masking together with context parallelism); and the errors of RemoteBatches.
     """
 
     def provider(sample_counts: Any, vp_stage: int | None = None) -> Splits:

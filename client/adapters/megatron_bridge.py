@@ -67,9 +67,9 @@ class FeedProvider(DatasetProvider):  # type: ignore[misc]
         ):
             if size > size_max and (self.documents or name.startswith("virtual")):
                 raise InvalidRequest(name, f"above {size_max} {problem} in Bridge; it is {size}")
-        of_steps = num_microbatches_calculator.get_micro_batch_size()
-        if of_steps != self.micro_batch_size:
-            problem = f"{self.micro_batch_size} is not {of_steps}, that of config.train"
+        training_size = num_microbatches_calculator.get_micro_batch_size()
+        if training_size != self.micro_batch_size:
+            problem = f"{self.micro_batch_size} is not {training_size}, that of config.train"
             raise InvalidRequest("micro_batch_size", problem)
         starts = ("start_sample", "start_step")
         require_options(self.options, self.valid or {}, self.test or {}, others=starts)

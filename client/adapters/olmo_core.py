@@ -12,7 +12,7 @@ resume from a checkpoint with another number of ranks or another batch size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -70,7 +70,7 @@ class FeedDataLoader(DataLoaderBase):  # type: ignore[misc]
         )
         if getattr(train_module, "label_ignore_index", IGNORED_TARGET) != IGNORED_TARGET:
             raise InvalidRequest("label_ignore_index", f"has to be {IGNORED_TARGET}, as in y")
-        if not isinstance(context_length, int):
+        if isinstance(context_length, Mapping):
             raise InvalidRequest("context_length", "has to be one number for the whole run")
         self._train_module = train_module
         self._doc_lens = doc_lens

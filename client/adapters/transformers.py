@@ -109,7 +109,7 @@ class FeedTrainer(Trainer):  # type: ignore[misc]
     # --- training ---
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does.  resume_from_checkpoint, and the others: are its arguments."""
+        """Train, with the arguments of `train` of the Trainer, such as resume_from_checkpoint."""
         self._is_resumed = bool(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 

@@ -111,7 +111,7 @@ def log_to_stderr(level: str, *, as_json: bool) -> None:
 def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     """Open the datasets, listen, and return after SIGTERM or SIGINT.  Raises: TokenfeedError."""
     prepare_process()
-    require_values(arguments)
+    require_no_empty_paths(arguments)
     limits = stream_limits(arguments)
     credentials = tls_credentials(arguments)
     tokens = tokens_of(arguments)
@@ -191,7 +191,7 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         http.close()  # last: a scrape may see the drain
 
 
-def require_values(arguments: argparse.Namespace) -> None:
+def require_no_empty_paths(arguments: argparse.Namespace) -> None:
     """Raise InvalidRequest for an option that is given, and empty: as of an unset variable. It must
     not switch off TLS or tokens.
     """

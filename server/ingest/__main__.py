@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import resource
+import shlex
 import signal
 import sys
 import time
@@ -472,7 +473,7 @@ def report(made: dict[str, Any], out: str, tokens: int, seconds: float, others: 
             )
     if others:
         print(f"not taken: {single_line(others)}")
-    print(f"serve it: tokenfeed serve --data {out}")
+    print(f"serve it: tokenfeed serve --data {shlex.quote(str(out))}")
 
 
 def _missing_split(made: dict[str, Any]) -> str:

@@ -142,8 +142,8 @@ def bind(
 def bind_unix(server: grpc.Server, path: str) -> str:
     """Bind the server to a Unix socket too and return the address, "unix:PATH".
 
-    A stale socket, without a listener, is replaced.  Raises: InvalidRequest if there is a
-    listener, if the path is not a socket, too long or has a %, or if the socket cannot be created.
+    A stale socket, without a listener, is replaced.  Raises: InvalidRequest if there is a listener,
+    if the path is not a socket, too long or no address of gRPC, or if the socket cannot be created.
     """
     address = f"unix:{path}"
     try:
@@ -153,14 +153,16 @@ def bind_unix(server: grpc.Server, path: str) -> str:
     if size > _UNIX_PATH_BYTES_MAX:
         problem = f"{path} has {size} bytes; at most {_UNIX_PATH_BYTES_MAX} are allowed"
         raise InvalidRequest("--unix", problem)
-    if "%" in path:  # gRPC takes it for the beginning of a character's code
-        raise InvalidRequest("--unix", f"{path} contains a %; choose another path")
+    if signs := set(path) & set("%?#,"):  # which have a meaning in an address of gRPC
+        problem = f"{path} contains {' and '.join(sorted(signs))}; choose another path"
+        raise InvalidRequest("--unix", problem)
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             raise InvalidRequest("--unix", f"{path} exists and is not a socket")
         with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)  # a listener that hangs may have a full queue
             found = probe.connect_ex(path)
-        if found == 0:
+        if found in (0, errno.EAGAIN):
             raise InvalidRequest("--unix", f"there is a listener on {path} already")
         if found != errno.ECONNREFUSED:  # a socket of another type, or of another user
             raise InvalidRequest("--unix", f"{path}: {os.strerror(found)}")

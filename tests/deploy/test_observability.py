@@ -70,7 +70,7 @@ def test_promtool_accepts_configuration_and_rules() -> None:
     said = promtool("check", "config", FOLDER / "prometheus.yml")
 
     assert "1 rule files found" in said
-    assert "15 rules found" in said
+    assert "16 rules found" in said
 
 
 def test_each_alert_fires_and_stays_silent_as_it_should() -> None:

@@ -218,4 +218,6 @@ def write_errors(path: str) -> Iterator[None]:
         cure = "finished work is kept; run the same command again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             cure = "finished work is kept; free some space and run the same command again"
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            cure = "make it writable, or pass another --out"
         raise WriteFailed(path, f"{error.strerror}; {cure}") from error

@@ -15,7 +15,8 @@ from tokenfeed.wire.request import SampleList
 from .counts import RATE_SECONDS
 
 PAUSE_SECONDS = 5.0
-"""A stream without a call for longer has paused: its client wanted nothing."""
+"""A stream without a call for longer has paused: its client wanted nothing. Above the 2 s that a
+client waits at most before it repeats a call that failed."""
 
 _LOG = logging.getLogger("tokenfeed.server")
 
@@ -59,16 +60,16 @@ class _Reading(NamedTuple):
 class Stream:
     """The calls of one rank of a feed over one connection.
 
-    position, end_row: of the call that moved last, and its row behind the last one sent. began_at,
-    moved_at, left_at, asked_at: when it began, when a frame of it was sent, when its latest call
-    ended, and when it asked for rows after its last pause; by time.monotonic.  datasets: of its
-    latest call.  calls: open now; of these, making and sending make and send a frame. make_seconds:
-    time in which some call made a frame; send_seconds: time in which none did, and some had one
-    ready.  since: when these two were last added to.  readings: of the last seconds. has_first:
-    whether a frame was made.  has_ended: whether its end was logged.  trainer_sample: as in the
-    hints of its latest call.  is_last: whether the client has said, in a call that was answered,
-    that none follows.  is_listed: False for that of a tool, or of GetRows, which only counts its
-    rows.
+    position, end_row: of the call that moved last, and its row behind the last one sent.
+    began_at: when it began; all times are of time.monotonic.  moved_at: when a frame of it was
+    sent.  left_at: when its latest call ended.  asked_at: when it asked for rows after its last
+    pause.  datasets: of its latest call.  calls: open now; of these, making and sending make and
+    send a frame.  make_seconds: time in which some call made a frame; send_seconds: time in which
+    none did, and some had one ready.  since: when these two were last added to.  readings: of the
+    last seconds.  has_first: whether a frame was made.  has_ended: whether its end was logged.
+    trainer_sample: as in the hints of its latest call.  is_last: whether the client has said, in a
+    call that was answered, that none follows.  is_listed: False for that of a tool, or of GetRows,
+    which only counts its rows.
     """
 
     key: StreamKey
@@ -117,8 +118,9 @@ class Stream:
         if now - self.active_at > PAUSE_SECONDS:
             self.asked_at = now
         if self.readings and now - self.readings[-1].at > RATE_SECONDS:  # they had stopped
-            for _ in range(RATE_SECONDS + 1):
-                self.read(now)
+            for ago in range(RATE_SECONDS, -1, -1):
+                totals = self.tokens, self.make_seconds, self.send_seconds
+                self.readings.append(_Reading(now - ago, *totals))
 
     def pass_time(self, now: float) -> None:
         """Add the time since the last call of this to what the stream did in it."""

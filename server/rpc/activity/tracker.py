@@ -81,11 +81,11 @@ class Activity:
                     stream.read(now)
                 if stream.calls:
                     continue
-                if now - stream.active_at > FORGET_SECONDS:
-                    del self._streams[stream.key]
-                elif now - stream.active_at > ENDED_SECONDS and not stream.has_ended:
+                if now - stream.active_at > ENDED_SECONDS and not stream.has_ended:
                     stream.has_ended = True
                     ended.append(stream)
+                if now - stream.active_at > FORGET_SECONDS:
+                    del self._streams[stream.key]
         for stream in ended:
             log_ended(stream, "idle")
 
@@ -171,17 +171,19 @@ class Activity:
                 self._rows.setdefault(Labels(name, each.order.NAME), RowCounts())
                 for name, each in zip(names, stream.sources, strict=True)
             ]
-            found = self._streams.get(key)
-            is_goodbye = hints.is_last and not request.row_count
-            if hints.is_tool or (is_goodbye and found is None):
+            if hints.is_tool:
                 unlisted = Stream(key, position, began_at, now, is_listed=False)
                 unlisted.calls = unlisted.making = 1
                 return unlisted, counts, rows
-            is_new = found is None or (found.has_ended and not is_goodbye)
+            found = self._streams.get(key)
+            is_new = found is None or found.has_ended
+            # It says that a stream has ended, perhaps one whose end was logged, or whose connection
+            # was another one.
+            is_goodbye = hints.is_last and not request.row_count
             if found is None:
                 found = Stream(key, position, began_at, now)
-                counts.opened += 1
-            found.has_ended &= is_goodbye
+                counts.opened += not is_goodbye
+            found.has_ended = is_goodbye and is_new
             found.is_last = False
             found.trainer_sample = hints.trainer_sample
             found.pass_time(now)
@@ -198,7 +200,7 @@ class Activity:
             forgotten = self._forget_beyond(STREAMS_KEPT)
         for other in forgotten:
             log_ended(other, "idle")
-        if is_new:
+        if is_new and not is_goodbye:
             log_opened(found, position.sample_of(request.first_row))
         return found, counts, rows
 

@@ -57,6 +57,8 @@ together do not try again together."""
 CHANGED_SECONDS = 30.0
 """Content that is gone must be gone for this long, without an answer in between: a store or a proxy
 that restarts misses objects for a moment."""
+UNASKED_SECONDS = 60.0
+"""Content that was not asked for so long may have been there meanwhile: retries are seconds apart."""
 OPENING_SECONDS = 30.0
 """A store that is away while a dataset is opened is asked again for this long: it may restart while
 a job does."""
@@ -139,8 +141,8 @@ class ObjectBytes:
         self._held: OrderedDict[_Place, tuple[Fetch, int, float]] = OrderedDict()
         """By extent: what has it, how many gathers want it, and since when."""
         self._held_bytes = 0
-        self._gone: dict[int, float] = {}
-        """Since when the content of a file is gone, by time.monotonic."""
+        self._gone: dict[int, tuple[float, float]] = {}
+        """Since when the content of a file is gone, and when that was last seen; time.monotonic."""
         self._waits = self._advised_bytes = 0
         self._logged_at = -_LOG_SECONDS
 
@@ -402,8 +404,12 @@ class ObjectBytes:
             try:
                 found = shard.get(first_byte, end_byte, reason)
             except Changed as error:
+                now = time.monotonic()
                 with self._lock:
-                    since = self._gone.setdefault(file, time.monotonic())
+                    since, last = self._gone.get(file, (now, now))
+                    if began - last >= UNASKED_SECONDS:
+                        since = now
+                    self._gone[file] = since, now
                 if began - since >= CHANGED_SECONDS:
                     self.mark_failed(f"{log_safe_name(shard.path)}: {error.strerror}")
                 raise

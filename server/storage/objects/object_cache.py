@@ -63,6 +63,7 @@ IDLE_SECONDS = 60.0
 GRACE_SECONDS = 600.0
 """How long groups of a stream that has ended stay, unless others need the room: it may go on."""
 _RETRY_SECONDS = 10.0
+_LOG_SECONDS = 30.0
 SCRUB_SECONDS = 86_400.0
 """In which each block is read and compared with its checksum once."""
 _STREAM = -1
@@ -171,6 +172,7 @@ class ObjectCache:
         """Blocks of rows that are needed soon, in order: at most as many as there are slots."""
         self._groups: dict[tuple[int, bytes], _Group] = {}
         self._unreadable: dict[ContentHash, float] = {}
+        self._logged_at = -_LOG_SECONDS
         """Objects of which a block was not fetched, and until when none is tried."""
         self._fetched_bytes = self._early_bytes = 0
         self._in_order = self._missing()
@@ -401,7 +403,7 @@ class ObjectCache:
             try:
                 self._act(slab)
             except OSError as error:
-                self._paused_until = time.monotonic() + _RETRY_SECONDS
+                self._paused_until = self._refresh_at = time.monotonic() + _RETRY_SECONDS
                 self._fill_or_not(False)
                 slab.distrust()
                 slab.end_lease()
@@ -552,10 +554,9 @@ class ObjectCache:
             reason = getattr(fetch.error, "strerror", None) or fetch.error
             with self._changed:
                 self._fetched_bytes -= fetch.size_bytes
-                owner = block.place[0]
-                is_known = owner in self._unreadable
-                self._unreadable[owner] = time.monotonic() + _RETRY_SECONDS
-            if not is_known:
+                self._unreadable[block.place[0]] = time.monotonic() + _RETRY_SECONDS
+            if time.monotonic() - self._logged_at >= _LOG_SECONDS:
+                self._logged_at = time.monotonic()
                 _LOG.warning("block not fetched, trying again later reason=%s", reason)
         self._forget_coming([block])
 

@@ -637,12 +637,18 @@ def test_a_socket_whose_path_is_not_text_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"), [("a" * 108, "has 108 bytes; at most 107"), ("/a%20b", "contains a %")]
+    ("name", "problem"),
+    [
+        ("a" * 108, "has 108 bytes; at most 107"),
+        ("/a%20b", "contains %"),
+        ("/a?b#c", "contains # and ?"),
+        ("/a,b", "contains ,"),
+    ],
 )
 def test_a_path_that_is_no_address_of_a_socket_is_refused(
     write_tokens: WriteTokens, name: str, problem: str
 ) -> None:
-    """gRPC says nothing of the limit, and takes a % for the beginning of a character's code."""
+    """gRPC says nothing of the limit, and reads these signs in its own way."""
     line = refusal("--data", write_tokens(range(100)), "--unix", name)
     assert line.startswith(f"--unix: {name} {problem}")
 

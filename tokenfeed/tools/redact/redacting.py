@@ -178,7 +178,8 @@ class RedactTarget:
             erasing.require_same_delimiters(content, delimiters)
         if content.fill in delimiters:
             problem = f"token {content.fill} would replace others, but it separates documents"
-            raise InvalidRequest("--fill", f"{problem}; pass another one, and --list FILE")
+            cure = "pass another one" + ", and --list FILE" * bool(_lists_of(dataset).content)
+            raise InvalidRequest("--fill", f"{problem}; {cure}")
         if erases:
             listed = content.list_of(len(content.additions)).ranges
             files = {dataset.store.shards[file].path for file in np.unique(listed.files).tolist()}
@@ -229,6 +230,11 @@ def _longer(dataset: Dataset, chosen: Selection, delimiters: Sequence[int]) -> L
     elif chosen.fill not in (None, content.fill):
         problem = f"{chosen.fill} is not the token of this list, {content.fill}"
         raise InvalidRequest("--fill", f"{problem}; make another list with --list")
+    if chosen.documents and content.delimiters and {*content.delimiters} != {*delimiters}:
+        named = " and ".join(map(str, content.delimiters))
+        problem = f"the list was made with {named} between documents"
+        cure = "pass the same, since documents have their numbers by it"
+        raise InvalidRequest("--document-end-token", f"{problem}; {cure}")
     ranges, when = ranges_of(dataset, chosen), now()
     try:
         return content.with_addition(ranges, when, chosen.reason, tuple(delimiters))

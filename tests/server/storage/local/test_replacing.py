@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,14 +80,19 @@ def test_a_full_disk_stops_it_before_it_begins(tmp_path: Path) -> None:
     assert "a copy of 39,998 bytes does not fit into" in done.stderr
 
 
-def given_to_nobody(tmp_path: Path, folder_owner: int = 65534) -> Path:
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder where other users can come: pytest closes its own one whenever a run begins."""
+    with tempfile.TemporaryDirectory(prefix="tokenfeed-", dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def given_to_nobody(open_folder: Path, folder_owner: int = 65534) -> Path:
     """A token file in a folder, both of another user, who can come there."""
-    path = tmp_path / "s" / "a.bin"
+    path = open_folder / "s" / "a.bin"
     path.parent.mkdir()
     np.arange(1, 300).astype("<u2").tofile(path)
-    for each in (*tmp_path.parents, tmp_path):
-        if each != Path("/tmp") and each.is_relative_to("/tmp"):
-            each.chmod(0o755)
     for each, owner in ((path.parent, folder_owner), (path, 65534)):
         os.chown(each, owner, owner)
     return path
@@ -104,9 +111,9 @@ def redact_as_nobody(*words: object, dies: bool = False) -> subprocess.Completed
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_the_owner_of_files_that_can_only_be_read_goes_on(tmp_path: Path) -> None:
+def test_the_owner_of_files_that_can_only_be_read_goes_on(open_folder: Path) -> None:
     """Root could do anything; others can open only what its mode says."""
-    path = given_to_nobody(tmp_path)
+    path = given_to_nobody(open_folder)
     path.chmod(0o444)
     words = [path, "--range=0:5:9", *ERASE]
     died = redact_as_nobody(*words, dies=True)
@@ -118,15 +125,15 @@ def test_the_owner_of_files_that_can_only_be_read_goes_on(tmp_path: Path) -> Non
     assert np.flatnonzero(np.fromfile(path, "<u2") == 0).tolist() == [5, 6, 7, 8]
     assert path.stat().st_mode & 0o777 == 0o444
     assert not list(path.parent.glob("*.tokenfeed-erasing"))
-    if has_attributes(tmp_path):
+    if has_attributes(open_folder):
         assert b"[[5, 9]]" in os.getxattr(path, "user.tokenfeed.erased")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize(("owner", "mode"), [(0, 0o1777), (65534, 0o700)])
-def test_another_user_goes_on_after_root(tmp_path: Path, owner: int, mode: int) -> None:
+def test_another_user_goes_on_after_root(open_folder: Path, owner: int, mode: int) -> None:
     """The owner of the files, who may write to the folder. The umask of root is often narrow."""
-    path = given_to_nobody(tmp_path, owner)
+    path = given_to_nobody(open_folder, owner)
     path.parent.chmod(mode)
     path.chmod(0o600)
     before = os.umask(0o077)

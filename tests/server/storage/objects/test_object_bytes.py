@@ -200,6 +200,23 @@ def test_content_that_stays_gone_loses_the_dataset(
     assert opened.files.failed
 
 
+def test_two_misses_hours_apart_do_not_lose_the_dataset(
+    opened: TokenStore, store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainers went to another replica after the first one, so that nobody saw it there again."""
+    monkeypatch.setattr(object_bytes, "_PAUSES_SECONDS", ())
+    monkeypatch.setattr(object_bytes, "CHANGED_SECONDS", 0.2)
+    monkeypatch.setattr(object_bytes, "UNASKED_SECONDS", 0.4)
+    spans = rows(np.random.default_rng(4), 4)
+    for _ in range(2):
+        store.faults.extend(["404"] * 8)
+        with pytest.raises(Unreadable):
+            gather_block(opened, spans)
+        store.faults.clear()
+        time.sleep(0.5)
+    require_right(gather_block(opened, spans).tokens, spans)
+
+
 def test_an_answer_without_etag_shows_no_change(
     opened: TokenStore, store: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

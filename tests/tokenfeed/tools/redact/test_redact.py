@@ -83,6 +83,27 @@ def test_documents_and_ranges_are_one_list(
     assert content.additions[0].reason == "ticket 7"
 
 
+def test_documents_of_another_delimiter_are_not_added_to_a_list(
+    corpus: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have other numbers, and what is taken out of a list cannot be put back."""
+    path = listed(capsys, *corpus, *DELIMITER, "--document=3")["file"]
+    before = triples(path)
+    assert main([*corpus, "--document-end-token", "9", "--document=4"]) == 1
+    problem = "error: --document-end-token: the list was made with 5 between documents"
+    assert capsys.readouterr().err.startswith(problem)
+    assert triples(path) == before
+
+
+def test_a_fill_that_separates_documents_needs_another_list_only_where_there_is_one(
+    corpus: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A list elsewhere would have to be named to all servers."""
+    words = [*corpus, *DELIMITER, "--document=3", "--fill=5"]
+    assert main(words) == 1
+    assert capsys.readouterr().err.endswith("separates documents; pass another one\n")
+
+
 def test_the_order_of_arguments_does_not_matter(
     corpus: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
