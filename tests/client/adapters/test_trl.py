@@ -6,6 +6,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed
 
 from client import InvalidRequest, RemoteBatches
 from tests.client.adapters.conftest import Adapter, T
@@ -134,3 +136,25 @@ def test_a_resumed_run_counts_the_batches_of_the_whole_one(module: ModuleType, c
     trainer.train(resume_from_checkpoint=True)
     trainer.train()
     assert counted == [4, 4, 3]
+
+
+def test_ranks_without_a_row_of_their_own_are_not_taken_for_ranks_of_equal_rows(
+    module: ModuleType, corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a batch before a change of the context length a rank may have no own row."""
+    trainer = trainer_of(module, corpus)
+    trainer.args.world_size, trainer._host_group = 4, None
+    trainer.get_tp_size = lambda: 1
+    samples: list[int] = []
+
+    def gather(found: list[torch.Tensor], own: torch.Tensor, group: None) -> None:
+        for each, sample in zip(found, samples, strict=True):
+            each.copy_(torch.tensor([1, sample]))
+
+    monkeypatch.setattr(torch.distributed, "all_gather", gather)
+    batch = SimpleNamespace(sample_numpy=[0])
+    samples[:] = [0, -1, 8, -1]
+    assert trainer._all_have([batch], 1)
+    samples[:] = [0, 0, 8, -1]
+    with pytest.raises(InvalidRequest, match=r"^rank: 4 processes read 2 different rows"):
+        trainer._all_have([batch], 1)
