@@ -72,7 +72,7 @@ def require_no_lightning() -> None:
     """
     caller = sys._getframe(1).f_back
     while caller is not None and _module_of(caller).startswith("torchdata."):
-        caller = caller.f_back  # a loader of torchdata asks since it was asked
+        caller = caller.f_back  # of the loader of torchdata
     if caller is not None and _module_of(caller).endswith(".utilities.combined_loader"):
         raise InvalidRequest(
             "train_dataloader",

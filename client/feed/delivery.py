@@ -328,10 +328,9 @@ class Delivery(ABC, Generic[Array, Rich]):
             state_after=_no_state,
         )
 
-    def _epoch_rows(self) -> tuple[int, str]:
-        """Return the rows of an epoch of the only dataset, and its fingerprint. Waits for it."""
-        rows = self._stream.require_rows()
-        return rows, self._datasets.await_described()[0].fingerprint.hex()
+    def _epoch_rows(self) -> int:
+        """Return the rows of an epoch of the only dataset. Waits for it."""
+        return self._stream.require_rows()
 
     def _state_before(self, batch: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
         """Return the state before a batch that was delivered, with the changes of the stream since

@@ -584,7 +584,7 @@ def _redacted_feed(
     context_length: int,
     options: Mapping[str, Any],
     lists: Sequence[str],
-    fingerprint: str | None,
+    fingerprint: str,
 ) -> Feed[Array, Rich, OneEpoch]:
     """Make a feed with redactions that are in force from its first row on. Not a method, so that
     another process can be told to call it.

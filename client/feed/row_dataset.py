@@ -33,17 +33,14 @@ class RowDataset(Generic[Array, Rich]):
     has what others need.
 
     May be pickled, and forked: each process opens a feed of its own when it first reads, and never
-    uses that of its parent. All of them stay at the corpus of which one asked for the length. For
+    uses that of its parent. All of them stay at the corpus of the feed that this was made of. For
     one thread.
     """
 
-    def __init__(
-        self, make_feed: Callable[[str | None], Delivery[Array, Rich]], fingerprint: str | None
-    ) -> None:
+    def __init__(self, make_feed: Callable[[str], Delivery[Array, Rich]], fingerprint: str) -> None:
         """Do no I/O.
 
-        make_feed: called in each process, with the fingerprint that is required of the corpus.
-        fingerprint: None until the length is known accepts any.
+        make_feed: called in each process, with the fingerprint.  fingerprint: of the corpus.
         """
         self._make_feed = make_feed
         self._fingerprint = fingerprint
@@ -61,7 +58,7 @@ class RowDataset(Generic[Array, Rich]):
         Raises: InvalidRequest if no row fits; as for iterating a feed.
         """
         if self._length is None:
-            self._length, self._fingerprint = self._feed._epoch_rows()
+            self._length = self._feed._epoch_rows()
         return self._length
 
     def __getitem__(self, index: int) -> Pair[Array]:

@@ -1,7 +1,7 @@
 """Failover: which server to try next, after what backoff, and when to give up.
 
-A round tries each server once. A frame resets it. After a round without a frame the client backs
-off and raises its read timeout.
+A round tries each server once, in an order of each rank. A frame resets it. After a round without a
+frame the client backs off and raises its read timeout.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ and the frames of two calls share the link.
 """
 _TIMEOUT_DECAY = 0.95
 """Factor by which each frame that arrives quickly lowers that timeout."""
+_HOME_SECONDS = 30.0
+"""A server that failed is not gone back to before: it may fail after each frame."""
 _BACKOFF_SECONDS_FIRST = 0.1
 _BACKOFF_SECONDS_MAX = 2.0
 _PUSHBACK_SECONDS_MAX = 30.0
@@ -81,8 +83,8 @@ class Failover:
         timeouts: Timeouts,
         awaited_since: Callable[[], float | None],
     ) -> None:
-        """Try replicas in turn, in an order of each rank: its own one first, which is that of its
-        number modulo theirs. The second ones of the ranks of a server are spread over all others.
+        """Try replicas in turn. Rank r begins at replica r % count. The ranks of one replica go on
+        to different ones, and come back at a later break.
 
         rank: is that of the feed, and appears in the log.
         timeouts: how long one of them may send nothing, and how long all of them while the consumer
@@ -90,7 +92,10 @@ class Failover:
         no wait.
         """
         self._replicas = replicas
-        self._rank, self._next = rank, 0
+        self._rank = rank
+        self._next = 0  # in the order of this rank, modulo their number
+        self._left_home_at = math.inf
+        self._skipped = -1  # in this round, since it was tried before the first one
         self._timeouts = timeouts
         self._awaited_since = awaited_since
         self._logged = -math.inf
@@ -120,6 +125,7 @@ class Failover:
         self._timeout_seconds = self._base_seconds
         self._progress_at = time.monotonic()
         self._failures: list[TokenfeedError] = []
+        self._skipped = -1
         self._waits_seconds: list[float] = []
         self._refusals = 0
         self._list_missed_at: float | None = None
@@ -169,14 +175,28 @@ class Failover:
                         "failing over rank=%d from=%s reason=%s",
                         *(self._rank, replica.address, failure),
                     )
-            # After a break the rank goes home, unless that is where it was.
-            is_away = not self._failures and self._next % count
-            self._next = 0 if is_away else self._next + 1
+            self._move_on(count, now)
             self._failures.append(failure)
             self._waits_seconds.append(waited_seconds)
             if len(self._failures) >= count:
                 pause(self._end_round())
         return None
+
+    def _move_on(self, count: int, now: float) -> None:
+        """Choose the next server: the first one of the rank, if it left that long ago and the one
+        that it was sent to instead has broken; else the next one.
+
+        count: of the servers.  now: of time.monotonic.
+        """
+        place = self._next % count
+        if place and not self._failures and now - self._left_home_at >= _HOME_SECONDS:
+            self._next, self._skipped = 0, place
+            return
+        if not place:
+            self._left_home_at = now
+        self._next += 1
+        if self._next % count == self._skipped:
+            self._next += 1
 
     def _gets_on(self, failure: BeingMade) -> bool:
         """Return whether anything that servers are making gets on, such as the rows of a corpus.
@@ -214,6 +234,7 @@ class Failover:
     def _end_round(self) -> float:
         """Return how long to pause before the next round.  Raises: like `run`."""
         failures, self._failures = self._failures, []
+        self._skipped = -1
         self._adapt_timeout(2 * min(self._waits_seconds))
         # A server that refuses at once does not show how long another one takes.
         longest_seconds = max(self._timeout_seconds, 2 * max(self._waits_seconds))
@@ -303,5 +324,7 @@ def _place(rank: int, attempt: int, count: int) -> int:
     """Return which of the servers a rank tries.  attempt: counts from 0, its own one.  count: of
     the servers.
     """
-    home, lap = rank % count, attempt % count
-    return (home + 1 + (rank // count + lap - 1) % (count - 1)) % count if lap else home
+    home, place = rank % count, attempt % count
+    if not place:
+        return home
+    return (home + 1 + (rank // count + place - 1) % (count - 1)) % count

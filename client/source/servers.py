@@ -137,8 +137,8 @@ class Servers(Datasets):
             # They were valid before: a renewal may be in progress.
             raise Unreachable(replica.address, str(error)) from None
         except Unauthenticated as error:
-            # It was accepted before: trainers and servers do not get a new token at one moment.
-            raise Unreachable(replica.address, str(error)) from None
+            # One server has accepted it: trainers and servers do not get a new one at one moment.
+            raise Unreachable(replica.address, f"{error}; check the token") from None
         except NotATokenfeedServer as error:
             if not replica.has_served:
                 raise
@@ -254,11 +254,18 @@ class Servers(Datasets):
         context_length, redactions: as for `_describe_again`.
         """
         replicas = self._replicas.known()
-        answers = describe_all(
-            replicas,
-            lambda channel: self._describe(channel, context_length, timeout_seconds, open_calls),
-            timeout_seconds,
+        describe = partial(
+            self._describe,
+            context_length=context_length,
+            timeout_seconds=timeout_seconds,
+            open_calls=open_calls,
         )
+        try:
+            answers = describe_all(replicas, describe, timeout_seconds)
+        except Unauthenticated as error:
+            if self._described is None:
+                raise
+            raise Unreachable(str(self._replicas), f"{error}; check the token") from None
         reference = self._reference(context_length)
         found: Descriptions | None = None
         refused: list[tuple[str, RequestError]] = []

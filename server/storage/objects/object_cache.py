@@ -172,8 +172,8 @@ class ObjectCache:
         """Blocks of rows that are needed soon, in order: at most as many as there are slots."""
         self._groups: dict[tuple[int, bytes], _Group] = {}
         self._unreadable: dict[ContentHash, float] = {}
-        self._logged_at = -_LOG_SECONDS
         """Objects of which a block was not fetched, and until when none is tried."""
+        self._logged_at = -_LOG_SECONDS
         self._fetched_bytes = self._early_bytes = 0
         self._in_order = self._missing()
         self._woken, self._is_closed = threading.Event(), False

@@ -142,16 +142,32 @@ def test_the_ranks_of_a_server_that_is_down_are_spread_over_all_others() -> None
         assert max(found.values()) <= 20 / len(found) + 2
 
 
-def test_a_rank_goes_back_to_its_own_server_at_the_next_break() -> None:
-    """Else the last server of a rolling upgrade would have no rank, and another one all."""
-    journey = Journey(["a:1", "b:1", "c:1"], first=4)
+def test_a_rank_goes_back_to_its_own_server_at_a_later_break(clock: Clock) -> None:
+    """Else the last server of a rolling upgrade would have no rank, and another one all. Each
+    server is tried once before the pause.
+    """
+    journey = Journey(["a:1", "b:1", "c:1"], first=1)
     journey.go(fails(1))
     journey.failover.record_progress()
-    elsewhere = journey.asked[-1]
-    journey.go(fails(3))
+    clock.now += 40
+    journey.go(fails(6))
 
-    assert journey.asked[:2] == ["b:1", elsewhere]
-    assert journey.asked[2:4] == [elsewhere, "b:1"]
+    assert journey.asked == ["b:1", "c:1", "c:1", "b:1", "a:1", "b:1", "c:1"]
+    assert len(journey.pauses) == 1
+
+
+def test_servers_that_break_after_each_frame_do_not_keep_a_rank(clock: Clock) -> None:
+    """The third one is reached, though a frame begins a new round."""
+    journey = Journey(["a:1", "b:1", "c:1"])
+
+    def breaks(index: int, address: str) -> TokenfeedError | None:
+        journey.failover.record_progress()
+        clock.now += 3
+        return None if address == "c:1" else away(index, address)
+
+    journey.go(breaks)
+
+    assert journey.asked == ["a:1", "b:1", "c:1"]
 
 
 def test_no_server_is_tried_once_it_is_over() -> None:

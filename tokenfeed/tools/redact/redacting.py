@@ -178,7 +178,8 @@ class RedactTarget:
             erasing.require_same_delimiters(content, delimiters)
         if content.fill in delimiters:
             problem = f"token {content.fill} would replace others, but it separates documents"
-            cure = "pass another one" + ", and --list FILE" * bool(_lists_of(dataset).content)
+            has_list = _lists_of(dataset).content is not None
+            cure = "pass another one, and --list FILE" if has_list else "pass another one"
             raise InvalidRequest("--fill", f"{problem}; {cure}")
         if erases:
             listed = content.list_of(len(content.additions)).ranges
@@ -230,10 +231,10 @@ def _longer(dataset: Dataset, chosen: Selection, delimiters: Sequence[int]) -> L
     elif chosen.fill not in (None, content.fill):
         problem = f"{chosen.fill} is not the token of this list, {content.fill}"
         raise InvalidRequest("--fill", f"{problem}; make another list with --list")
-    if chosen.documents and content.delimiters and {*content.delimiters} != {*delimiters}:
+    if delimiters and content.delimiters and {*content.delimiters} != {*delimiters}:
         named = " and ".join(map(str, content.delimiters))
         problem = f"the list was made with {named} between documents"
-        cure = "pass the same, since documents have their numbers by it"
+        cure = "pass the same as end or start token, since documents have their numbers by it"
         raise InvalidRequest("--document-end-token", f"{problem}; {cure}")
     ranges, when = ranges_of(dataset, chosen), now()
     try:
