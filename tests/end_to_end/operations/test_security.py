@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -325,7 +326,7 @@ def test_a_token_that_trainers_get_before_their_servers_is_waited_for(
     own.write_text(TOKEN)
     with RemoteBatches(
         [each.address for each in servers], 4, 64, rank=0, world_size=1,
-        credentials=Credentials(token=lambda: own.read_text()), prefetch_bytes=0,
+        credentials=Credentials(token=lambda: own.read_text()), prefetch_bytes=0, order="random",
     ) as feed:  # fmt: skip
         next(feed)
         own.write_text(OTHER_TOKEN)
