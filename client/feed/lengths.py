@@ -112,5 +112,8 @@ def batch_size_of(lengths: Sequence[int], sizes: Mapping[int, int]) -> int:
     found, rest = divmod(sizes[known] * known, lengths[-1])
     if rest or not found:
         problem = f"{sizes[known]} rows of {known} tokens are no whole rows of {lengths[-1]}"
-        raise InvalidRequest("batch_size", f"{problem}; pass a batch_size for this length")
+        cure = (
+            "pass a batch_size of whole rows of each length, or change_context_length one for this"
+        )
+        raise InvalidRequest("batch_size", f"{problem}; {cure}")
     return found

@@ -93,12 +93,14 @@ def continued(
         found, dropped = _with_changes(begun, later, stages, saved)
         if context_length is None and _has_past(found, past, end):
             return (*past, *found[len(past) :]), _dropped(dropped, saved)
-    in_force = past[-1]
-    if context_length is None and len(own) == 1 and in_force.weights == own[0].weights:
-        # Marked, so that later states are known too.
-        join_here = replace(in_force, origin=in_force.origin | RESUMED)
-        found, dropped = _with_changes([*past[:-1], join_here], [], ahead, saved)
-        return found, _dropped(dropped, saved)
+    is_border = ahead and ahead[0].first_sample == sample  # both stages are in force there
+    for count in (len(past), len(past) + 1)[: 1 + bool(is_border)]:
+        begun, in_force = stages[: count - 1], stages[count - 1]
+        if context_length is None and len(own) == 1 and in_force.weights == own[0].weights:
+            # Marked, so that later states are known too.
+            join_here = replace(in_force, origin=in_force.origin | RESUMED)
+            found, dropped = _with_changes([*begun, join_here], [], stages[count:], saved)
+            return found, _dropped(dropped, saved)
     if allow:
         return _appended(past, own, ahead, saved, context_length)
     if first.index and own[0] is not first:

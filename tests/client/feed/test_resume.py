@@ -168,6 +168,27 @@ def test_a_change_may_be_written_into_the_file_afterwards() -> None:
         assert reweighted(own, {"math": 2}, first_sample, None) == (own, 40)
 
 
+@pytest.mark.parametrize("sample", [20, 24])
+def test_a_state_is_taken_by_a_feed_of_the_weights_that_begin_where_it_was_saved(
+    sample: int,
+) -> None:
+    """The second phase of a run has its own file; and so may the first one go on."""
+    feed = feed_with({"web": 7, "code": 3})
+    deliver(feed, 20)
+    feed = changed(feed, {"math": 2}, 20)
+    deliver(feed, sample - 20)
+    stages = [(0, {"web": 7, "code": 3}), (20, {"math": 2})]
+
+    found = load(own := feed_with({"math": 2}), state_of(feed))
+
+    assert stages_of(found.stream) == stages
+    assert not found.messages
+    deliver(found.stream, 8)
+    assert stages_of(load(own, state_of(found.stream)).stream) == stages
+    if sample == 20:
+        assert stages_of(load(feed_with({"web": 7, "code": 3}), state_of(feed)).stream) == stages
+
+
 def test_an_earlier_change_that_begins_at_the_same_sample_is_replaced() -> None:
     """Also by what was in force before: then there is no change."""
     feed = feed_with({"web": 7, "code": 3})
