@@ -94,8 +94,9 @@ class Failover:
         self._replicas = replicas
         self._rank = rank
         self._next = 0  # in the order of this rank, modulo their number
+        self._last_away = 0  # the last one of these that was not its first
+        self._tried: set[int] = set()  # of these, in this round
         self._left_home_at = math.inf
-        self._skipped = -1  # in this round, since it was tried before the first one
         self._timeouts = timeouts
         self._awaited_since = awaited_since
         self._logged = -math.inf
@@ -125,7 +126,6 @@ class Failover:
         self._timeout_seconds = self._base_seconds
         self._progress_at = time.monotonic()
         self._failures: list[TokenfeedError] = []
-        self._skipped = -1
         self._waits_seconds: list[float] = []
         self._refusals = 0
         self._list_missed_at: float | None = None
@@ -184,18 +184,25 @@ class Failover:
 
     def _move_on(self, count: int, now: float) -> None:
         """Choose the next server: the first one of the rank, if it left that long ago and the one
-        that it was sent to instead has broken; else the next one.
+        that it was sent to instead has broken; else the next one that this round has not tried.
 
         count: of the servers.  now: of time.monotonic.
         """
         place = self._next % count
-        if place and not self._failures and now - self._left_home_at >= _HOME_SECONDS:
-            self._next, self._skipped = 0, place
-            return
-        if not place:
+        if not self._failures:
+            self._tried.clear()
+        self._tried.add(place)
+        if place:
+            self._last_away = place
+            if not self._failures and now - self._left_home_at >= _HOME_SECONDS:
+                self._next = 0
+                return
+        else:
             self._left_home_at = now
-        self._next += 1
-        if self._next % count == self._skipped:
+        # Behind the last one: who always began at the first ones would not reach the others, where
+        # each of these breaks after some frames.
+        self._next = self._last_away + 1
+        while self._next % count in self._tried and len(self._tried) < count:
             self._next += 1
 
     def _gets_on(self, failure: BeingMade) -> bool:
@@ -234,7 +241,6 @@ class Failover:
     def _end_round(self) -> float:
         """Return how long to pause before the next round.  Raises: like `run`."""
         failures, self._failures = self._failures, []
-        self._skipped = -1
         self._adapt_timeout(2 * min(self._waits_seconds))
         # A server that refuses at once does not show how long another one takes.
         longest_seconds = max(self._timeout_seconds, 2 * max(self._waits_seconds))

@@ -138,7 +138,7 @@ class Servers(Datasets):
             raise Unreachable(replica.address, str(error)) from None
         except Unauthenticated as error:
             # One server has accepted it: trainers and servers do not get a new one at one moment.
-            raise Unreachable(replica.address, f"{error}; check the token") from None
+            raise Unreachable(replica.address, str(error)) from None
         except NotATokenfeedServer as error:
             if not replica.has_served:
                 raise
@@ -262,10 +262,14 @@ class Servers(Datasets):
         )
         try:
             answers = describe_all(replicas, describe, timeout_seconds)
-        except Unauthenticated as error:
-            if self._described is None:
+        except (Unauthenticated, NotATokenfeedServer, InvalidRequest) as error:
+            is_lasting = (
+                isinstance(error, InvalidRequest) and error.subject not in CREDENTIAL_FIELDS
+            )
+            if self._described is None or is_lasting:
                 raise
-            raise Unreachable(str(self._replicas), f"{error}; check the token") from None
+            # As in `connected`.
+            raise Unreachable(str(self._replicas), str(error)) from None
         reference = self._reference(context_length)
         found: Descriptions | None = None
         refused: list[tuple[str, RequestError]] = []
