@@ -300,15 +300,19 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any] | None, int, str]
 
     if arguments.parent_pid is not None:
         end_with_parent(arguments.parent_pid)
+    for option in ("--out", "--work-dir", "--text-column"):
+        if getattr(arguments, option[2:].replace("-", "_")) == "":
+            raise InvalidRequest(option, "is empty; was a variable unset?")
     store = scheme_of(arguments.out)
     if store in ("", "https") and (problem := problem_of_writing(arguments.out)):
         raise InvalidRequest("--out", problem)
     if arguments.work_dir is not None and not store:
         raise InvalidRequest("--work-dir", "is for --out in an object store; omit it")
-    require_range("--shuffle-buffer", arguments.shuffle_buffer, 1, BUFFER_DOCUMENTS_MAX)
+    require_range("--shuffle-buffer", arguments.shuffle_buffer, 1, BUFFER_DOCUMENTS_MAX + 1)
     require_range("--seed", arguments.seed, 0, 1 << 64)
     # An object is stored by one request, of 5 GiB at most: a shard, or the index of its documents.
-    require_range("--shard-tokens", arguments.shard_tokens, 1, 1 << (29 if store else 40))
+    tokens_max = 1 << (29 if store else 40)
+    require_range("--shard-tokens", arguments.shard_tokens, 1, tokens_max + 1)
     if arguments.workers is not None:
         require_range("--workers", arguments.workers, 1, 1 << 12)
     is_chats = arguments.messages_column is not None and arguments.tokenizer != BYTES

@@ -73,6 +73,8 @@ def expand(word: str, suffixes: tuple[str, ...]) -> list[str]:
     """Return the files of one command-line word, in order; of a folder those with these suffixes.
     Raises: InvalidCorpus.
     """
+    if not word:
+        raise InvalidCorpus("data", "has an empty path; was a variable unset?")
     door = door_of(word)
     if is_folder(word):
         found = files_in(word, suffixes)
@@ -104,6 +106,10 @@ class Omission:
     size_bytes: int
 
 
+_MADE = ("train", "val", "manifest.json")
+"""What an ingest writes into its folder."""
+
+
 def text_files(
     words: Sequence[str], *, ignores_others: bool = False, made: str = ""
 ) -> tuple[list[str], list[Omission]]:
@@ -117,12 +123,18 @@ def text_files(
     paths: list[str] = []
     others: list[Omission] = []
     for word in words:
-        left = [one for one in _omissions(word) if not _is_same(one.path, made)]
-        paths_left = {one.path for one in left}
+        is_own = _is_same(word, made) and is_folder(word)
+        omitted = [*_omissions(word)]
+        left = [
+            one
+            for one in omitted
+            if not (_is_same(one.path, made) or (is_own and os.path.basename(one.path) in _MADE))
+        ]
+        paths_left = {one.path for one in omitted}
         # A folder of nothing else is an error below, which names what it has.
-        in_folder = bool(left) and is_folder(word)
+        in_folder = bool(omitted) and is_folder(word)
         every = files_in(word, TEXT_SUFFIXES) if in_folder else expand(word, TEXT_SUFFIXES)
-        found = sorted(set(every) - paths_left, key=os.fsencode) if left else every
+        found = sorted(set(every) - paths_left, key=os.fsencode) if omitted else every
         left_bytes, found_bytes = sum(one.size_bytes for one in left), sum(map(size_of, found))
         if left and (not found or (left_bytes > found_bytes and not ignores_others)):
             problem = f"has {left_bytes:,} bytes that would not be ingested: {name_omissions(left)}"

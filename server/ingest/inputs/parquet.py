@@ -307,7 +307,7 @@ def _json(value: pyarrow.Scalar, bare: _Bare | None) -> bytes | None:
         return json.dumps(plain, ensure_ascii=False, default=_text_of).encode()
     except UnicodeDecodeError:
         return b"\xff"  # so that it is counted as what it is
-    except (ValueError, RecursionError):
+    except (ValueError, OverflowError, RecursionError):  # also a time that Python does not have
         return b""  # as above: it is not JSON
 
 

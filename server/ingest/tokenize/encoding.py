@@ -131,6 +131,9 @@ def _encoded_chunk(
     except _Differs as error:
         unit = replace(unit, problems=(error.problem(f"byte {unit.place.offset:,}"),))
         tokens = before[:0]
+    if chunk.is_first and chunk.is_last and not (tokens.size or unit.problems):
+        nothing, _ = _encoded_each([], recipe, tokenizer)
+        return replace(nothing, problems=(Problem("no tokens", "byte 0"),))
     tokens = np.concatenate([before[: chunk.is_first], tokens, after[: chunk.is_last]])
     return EncodedUnit(
         tokens,

@@ -455,3 +455,22 @@ def test_plain_text_has_no_messages(words: tuple[str | Path, ...], tmp_path: Pat
 
     problem = "cannot be used with plain text, which has no columns"
     assert done.stderr == f"error: --messages-column: {problem}\n"
+
+
+def test_a_time_that_python_does_not_have_costs_its_chat_alone(
+    words: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """Tables have such times in place of none."""
+    rows = [
+        [{"role": "user", "content": "q", "at": at}, {"role": "assistant", "content": "a", "at": 0}]
+        for at in (0, 1 << 62)
+    ]
+    kind = pyarrow.struct(
+        {"role": pyarrow.string(), "content": pyarrow.string(), "at": pyarrow.timestamp("us")}
+    )
+    table = pyarrow.table({"chat": pyarrow.array(rows, pyarrow.list_(kind))})
+    pyarrow.parquet.write_table(table, tmp_path / "chats.parquet")
+    said = ingested(tmp_path / "chats.parquet", *words)
+
+    assert "column 'chat' is not JSON, 1 time(s)" in said
+    assert "1 documents" in said

@@ -418,3 +418,72 @@ def test_an_invalid_option_is_named(tmp_path: Path, options: tuple[str, ...], pr
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {problem}"), done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_text_is_in_one_split_with_and_without_a_byte_order_mark(tmp_path: Path) -> None:
+    """Else what is trained on would be validated on."""
+    for number in range(6):
+        text = f"text {number}\n".encode()
+        (tmp_path / f"{number}.txt").write_bytes(text)
+        (tmp_path / f"{number}-mark.txt").write_bytes(b"\xef\xbb\xbf" + text)
+    words = (*sorted(tmp_path.glob("*.txt")), "--tokenizer", "bytes", "--val-fraction", "0.5")
+    ingested(*words, "--out", out := tmp_path / "out")
+    found = [bytes(stored(out / split)).decode().splitlines() for split in ("train", "val")]
+
+    assert sorted(found[0] + found[1]) == sorted(2 * [f"text {number}" for number in range(6)])
+    assert not set(found[0]) & set(found[1])
+
+
+def test_a_text_file_without_a_token_is_left_out(tokenizer: Path, tmp_path: Path) -> None:
+    """As a line of jsonl is: it would be an end token alone."""
+    for name, text in (("a", "one"), ("b", " \n"), ("c", "two")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    words = (*sorted(tmp_path.glob("*.txt")), "--tokenizer", blind(tokenizer, tmp_path))
+    said = ingested(*words, "--out", tmp_path / "out", "--append-token", END)
+
+    assert "no tokens, 1 time(s), first: byte 0" in said
+    assert len(stored(tmp_path / "out" / "train", ".ds.index", "<u8")) == 2
+
+
+def blind(tokenizer: Path, folder: Path) -> Path:
+    """A tokenizer that does not see such a line."""
+    found = json.loads(tokenizer.read_text())
+    found["normalizer"] = {"type": "Replace", "pattern": {"String": " \n"}, "content": ""}
+    path = folder / "blind.json"
+    path.write_text(json.dumps(found))
+    return path
+
+
+def test_a_folder_may_hold_its_texts_and_what_is_made_of_them(tmp_path: Path) -> None:
+    """The same command then finds its own work, and is no other one."""
+    (tmp_path / "a.txt").write_text("ab " * 1000)
+    words = (tmp_path, "--out", tmp_path, "--tokenizer", "bytes")
+    ingested(*words)
+    before = tree(tmp_path)
+    ingested(*words)
+
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("option", ["--out", "--work-dir", "--text-column"])
+def test_an_empty_option_is_refused(tmp_path: Path, option: str) -> None:
+    """A variable that is not set would write into the current folder."""
+    (tmp_path / "a.txt").write_text("ab")
+    words = [tmp_path / "a.txt", "--tokenizer", "bytes"]
+    words += [] if option == "--out" else ["--out", tmp_path / "out"]
+    done = ingest(*words, option, "")
+
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"error: {option}: is empty; was a variable unset?\n",
+    )
+    empty = ingest("", "--out", tmp_path / "out", "--tokenizer", "bytes")
+    assert "has an empty path; was a variable unset?" in empty.stderr
+
+
+def test_the_largest_shuffle_buffer_is_taken(tmp_path: Path) -> None:
+    """That of the docs, 2^20."""
+    (tmp_path / "a.txt").write_text("ab")
+    words = (tmp_path / "a.txt", "--tokenizer", "bytes", "--out", tmp_path / "out")
+    assert ingest(*words, "--shuffle-buffer", str((1 << 20) + 1)).returncode == 1
+    ingested(*words, "--shuffle-buffer", str(1 << 20))
