@@ -39,7 +39,11 @@ class TargetResolver:
         self._thread = threading.Thread(
             target=self._resolve, name="tokenfeed-resolver", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there are too many threads at the moment
+            self._thread, self._resolved_at = None, -math.inf
+            self.problem = f"cannot be resolved: {error}"
 
     @property
     def pending(self) -> bool:

@@ -160,13 +160,14 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
         drains.append(reflection.drain)
     addresses = bind(server, arguments, credentials, tokens)
     reloads = signals.reloads(arguments.drain_seconds)
-    rescans = RescanWorker()
+    rescans = [] if arguments.immutable else [RescanWorker() for _ in opened]
     # Each has its own thread: a slow file system must not delay health, tokens or other datasets.
     pollers = [Poller({"health": health.poll}), Poller({"activity": activity.tick})]
     pollers += [Poller({option: each.poll}) for option, each in tokens.items()]
-    if not arguments.immutable:
-        polled = datasets.values()
-        pollers += [start_polling([each], rescans.submit, rescans.closed) for each in polled]
+    pollers += [
+        start_polling([each], rescan.submit, rescan.closed)
+        for each, rescan in zip(opened, rescans, strict=False)  # none of what is immutable
+    ]
     http = serve_http(arguments, state, status)
     server.start()
     _print_line(f"tokenfeed {__version__} listening on {' and '.join(reversed(addresses))}")
@@ -181,7 +182,8 @@ def serve(arguments: argparse.Namespace, signals: Signals) -> None:
     warm_up.close()
     for dataset in datasets.values():
         dataset.stop_search()
-    rescans.close()
+    for rescan in rescans:
+        rescan.close()
     residency.close()
     for poller in pollers:
         poller.close()

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from tokenfeed.errors import InvalidCorpus
 from tokenfeed.sampling.spans import Numbers
@@ -37,6 +36,7 @@ thread of its own does it. After one that failed, also who needs to know at once
 _HELD_SECONDS = 30.0
 """How long to wait for another look at a local file; then what is known counts."""
 _THREADS = WorkerThreads(4)
+"""For looks at lists in object stores."""
 _OLDER_RANGES_KEPT = 1 << 22
 """Of older lists: 100 MB."""
 
@@ -176,6 +176,7 @@ class RedactionLists:
         self._lock = threading.Lock()  # guards the rest
         self._state: _FileState = ()
         self._looked_at = self._failed_at = self._asked_at = -_STORE_LOOK_SECONDS
+        self._is_asked = False
         self._problem = ""
         if content is not None:
             try:
@@ -249,6 +250,12 @@ class RedactionLists:
             known = self._known
         return known if known is not None and list_hash in known.counts else None
 
+    def _look_in_thread(self) -> None:
+        try:
+            self._look(at_once=True)
+        finally:
+            self._is_asked = False
+
     def _look(self, *, at_once: bool = False) -> None:
         """Read the file again if it has changed.
 
@@ -261,9 +268,12 @@ class RedactionLists:
             if called_at - self._failed_at < _STORE_LOOK_SECONDS:
                 return
             if not at_once:
-                if called_at - self._asked_at >= _STORE_LOOK_SECONDS:
-                    self._asked_at = called_at
-                    _THREADS.submit(partial(self._look, at_once=True))
+                asked_seconds = called_at - self._asked_at
+                # A look may hang for as long as the store; a fork has none of its parent's.
+                if asked_seconds >= _STORE_LOOK_SECONDS * (6 if self._is_asked else 1):
+                    self._asked_at, self._is_asked = called_at, True
+                    if not _THREADS.submit(self._look_in_thread):
+                        self._is_asked = False
                 return
         elif not at_once and called_at - self._looked_at < _LOOK_SECONDS:
             return
@@ -342,3 +352,12 @@ def _has_erased(content: ListContent, erasure: Erasure | None) -> bool:
         return erasure is None
     places = {each: place for place, each in enumerate(content.hashes)}
     return places[content.erasure.list_hash] >= places[erasure.list_hash]
+
+
+def _renew_threads() -> None:
+    """A fork has none of the threads."""
+    global _THREADS
+    _THREADS = WorkerThreads(4)
+
+
+os.register_at_fork(after_in_child=_renew_threads)

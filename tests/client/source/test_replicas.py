@@ -595,3 +595,19 @@ def test_two_feeds_of_one_process_share_a_connection(scripted: ScriptedServer) -
         next(train), next(validation)
 
     assert len(set(scripted.peers)) == 1
+
+
+def test_a_name_is_asked_for_again_at_once_if_no_thread_could_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container may have its limit of threads for a moment."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    replicas = ReplicaSet("dns:///localhost:1")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Unreachable, match="cannot be resolved: can't start new thread"):
+            replicas.all(1.0, lambda: False)
+    assert replicas.all(5.0, lambda: False)
