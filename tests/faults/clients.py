@@ -334,9 +334,15 @@ def soak(folder: Path, seconds: float, seed: int) -> Report:
         np.fromfile(corpus, "<u2"), context_length + 1
     )[::context_length].reshape(batches, batch_size, context_length + 1)
     samples: list[tuple[int, ...]] = []
+    long = seconds >= _SOAK_SECONDS_MIN
     with replicas(folder, 1, "--data", corpus) as (server,):
         client = Process(os.getpid())
-        with RemoteBatches(server.address, batch_size, context_length, order="sequential") as feed:
+        # How full the client's queue is depends on who has the processors: in a short time that
+        # would be as much as the limit of its heap.
+        options = {} if long else {"prefetch_bytes": 8 * _MIB}
+        with RemoteBatches(
+            server.address, batch_size, context_length, order="sequential", **options
+        ) as feed:
             began = sampled = time.monotonic()
             for x, y in feed:
                 rows = expected[report.batches % batches]
@@ -353,7 +359,6 @@ def soak(folder: Path, seconds: float, seed: int) -> Report:
     flat = np.array(samples[len(samples) // 5 :])
     third = len(flat) // 3
     growth = np.median(flat[-third:], axis=0) - np.median(flat[:third], axis=0)
-    long = seconds >= _SOAK_SECONDS_MIN
     # Only the server's memory is guaranteed. What malloc keeps in a client after its blocks are
     # freed grows by up to 130 MiB in half a minute at full speed, and by a few MiB after that.
     limits = {
