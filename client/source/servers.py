@@ -131,13 +131,10 @@ class Servers(Datasets):
                     self._accepted[channel] = redactions
                 described = self.described(timeout_seconds, open_calls)
                 yield channel, Calls(self.planes.request(request, described), described)
-        except InvalidRequest as error:
-            if error.subject not in CREDENTIAL_FIELDS:
+        except (InvalidRequest, Unauthenticated) as error:
+            if not _is_of_credentials(error):
                 raise
             # They were valid before: a renewal may be in progress.
-            raise Unreachable(replica.address, str(error)) from None
-        except Unauthenticated as error:
-            # One server has accepted it: trainers and servers do not get a new one at one moment.
             raise Unreachable(replica.address, str(error)) from None
         except NotATokenfeedServer as error:
             if not replica.has_served:
@@ -262,11 +259,9 @@ class Servers(Datasets):
         )
         try:
             answers = describe_all(replicas, describe, timeout_seconds)
-        except (Unauthenticated, NotATokenfeedServer, InvalidRequest) as error:
-            is_lasting = (
-                isinstance(error, InvalidRequest) and error.subject not in CREDENTIAL_FIELDS
-            )
-            if self._described is None or is_lasting:
+        except (InvalidRequest, Unauthenticated, NotATokenfeedServer) as error:
+            may_pass = isinstance(error, NotATokenfeedServer) or _is_of_credentials(error)
+            if self._described is None or not may_pass:
                 raise
             # As in `connected`.
             raise Unreachable(str(self._replicas), str(error)) from None
@@ -345,3 +340,10 @@ def _closed_unused() -> InvalidRequest:
     return InvalidRequest(
         "feed", "is closed, and had no answer from a server before; create a new one"
     )
+
+
+def _is_of_credentials(error: RequestError) -> bool:
+    """Return whether an error is of a token or a certificate, which may be being renewed: trainers
+    and servers do not get a new one at the same moment.
+    """
+    return isinstance(error, Unauthenticated) or error.subject in CREDENTIAL_FIELDS

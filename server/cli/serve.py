@@ -221,8 +221,9 @@ def open_object_cache(
             OBJECT_CACHE: arguments.object_cache not in (None, NO_CACHE),
             OBJECT_CACHE_BYTES: arguments.object_cache_bytes is not None,
         }
-        for option in (option for option, is_given in given.items() if is_given):
-            _LOG.warning("%s is not used: no dataset is in an object store", option)
+        for option, is_given in given.items():
+            if is_given:
+                _LOG.warning("%s is not used: no dataset is in an object store", option)
         return None
     sys.setswitchinterval(_SWITCH_SECONDS)
     from ..storage.objects.cache_choice import open_cache  # a server of files needs none of it

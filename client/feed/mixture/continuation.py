@@ -93,14 +93,15 @@ def continued(
         found, dropped = _with_changes(begun, later, stages, saved)
         if context_length is None and _has_past(found, past, end):
             return (*past, *found[len(past) :]), _dropped(dropped, saved)
-    is_border = ahead and ahead[0].first_sample == sample  # both stages are in force there
-    for count in (len(past), len(past) + 1)[: 1 + bool(is_border)]:
-        begun, in_force = stages[: count - 1], stages[count - 1]
-        if context_length is None and len(own) == 1 and in_force.weights == own[0].weights:
-            # Marked, so that later states are known too.
-            join_here = replace(in_force, origin=in_force.origin | RESUMED)
-            found, dropped = _with_changes([*begun, join_here], [], stages[count:], saved)
-            return found, _dropped(dropped, saved)
+    if context_length is None and len(own) == 1:
+        # Where a stage begins at the saved sample, both are in force.
+        in_force = [past[-1], *(each for each in ahead[:1] if each.first_sample == sample)]
+        for place, stage in enumerate(in_force, len(past) - 1):
+            if stage.weights == own[0].weights:
+                # Marked, so that later states are known too.
+                begun = [*stages[:place], replace(stage, origin=stage.origin | RESUMED)]
+                found, dropped = _with_changes(begun, [], stages[place + 1 :], saved)
+                return found, _dropped(dropped, saved)
     if allow:
         return _appended(past, own, ahead, saved, context_length)
     if first.index and own[0] is not first:

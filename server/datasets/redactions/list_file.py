@@ -35,7 +35,8 @@ _STORE_LOOK_SECONDS = 10.0
 thread of its own does it. After one that failed, also who needs to know at once does not look."""
 _HELD_SECONDS = 30.0
 """How long to wait for another look at a local file; then what is known counts."""
-_THREADS = WorkerThreads(4)
+_THREAD_COUNT = 4
+_THREADS = WorkerThreads(_THREAD_COUNT)
 """For looks at lists in object stores."""
 _OLDER_RANGES_KEPT = 1 << 22
 """Of older lists: 100 MB."""
@@ -357,7 +358,7 @@ def _has_erased(content: ListContent, erasure: Erasure | None) -> bool:
 def _renew_threads() -> None:
     """A fork has none of the threads."""
     global _THREADS
-    _THREADS = WorkerThreads(4)
+    _THREADS = WorkerThreads(_THREAD_COUNT)
 
 
 os.register_at_fork(after_in_child=_renew_threads)

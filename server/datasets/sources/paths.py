@@ -122,14 +122,11 @@ def text_files(
     """
     paths: list[str] = []
     others: list[Omission] = []
+    places = (made, *(os.path.join(made, name) for name in _MADE)) if made else ()
+    own = {door_of(each).real(each) for each in places}
     for word in words:
-        is_own = _is_same(word, made) and is_folder(word)
         omitted = [*_omissions(word)]
-        left = [
-            one
-            for one in omitted
-            if not (_is_same(one.path, made) or (is_own and os.path.basename(one.path) in _MADE))
-        ]
+        left = [one for one in omitted if door_of(one.path).real(one.path) not in own]
         paths_left = {one.path for one in omitted}
         # A folder of nothing else is an error below, which names what it has.
         in_folder = bool(omitted) and is_folder(word)
@@ -215,10 +212,6 @@ def _why_not_lines(path: str) -> str:
     except (ValueError, RecursionError):
         is_line = False
     return "" if is_line and line.startswith(b"{") else "not JSON lines"
-
-
-def _is_same(path: str, other: str) -> bool:
-    return bool(other) and door_of(path).real(path) == door_of(other).real(other)
 
 
 def _size_below(folder: str) -> int:

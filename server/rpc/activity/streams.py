@@ -118,8 +118,8 @@ class Stream:
         if now - self.active_at > PAUSE_SECONDS:
             self.asked_at = now
         if self.readings and now - self.readings[-1].at > RATE_SECONDS:  # they had stopped
+            totals = self.tokens, self.make_seconds, self.send_seconds
             for ago in range(RATE_SECONDS, -1, -1):
-                totals = self.tokens, self.make_seconds, self.send_seconds
                 self.readings.append(_Reading(now - ago, *totals))
 
     def pass_time(self, now: float) -> None:

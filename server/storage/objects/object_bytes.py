@@ -58,8 +58,8 @@ CHANGED_SECONDS = 30.0
 """Content that is gone must be gone for this long, without an answer in between: a store or a proxy
 that restarts misses objects for a moment."""
 UNASKED_SECONDS = 60.0
-"""Content that was not asked for so long may have been there meanwhile: retries are seconds
-apart."""
+"""Behind a pause this long without a request, a second miss does not show that the object was gone
+all the time."""
 OPENING_SECONDS = 30.0
 """A store that is away while a dataset is opened is asked again for this long: it may restart while
 a job does."""

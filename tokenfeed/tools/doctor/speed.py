@@ -81,19 +81,8 @@ def read_rows(
     brings nothing; none is repeated.
     Raises: TokenfeedError.
     """
-    dataset = next(each for each in described.datasets if each.name == name)
-    tokens = dataset.row_tokens or min(_CONTEXT_LENGTH + 1, dataset.longest_file_tokens)
-    token_bytes, batch_rows = max(1, dataset.token_bytes), _BATCH_ROWS
-    if bytes_max := described.limits.batch_bytes_max:  # 0 is an unknown limit
-        if not dataset.row_tokens:
-            tokens = max(2, min(tokens, bytes_max // token_bytes))
-        batch_rows = max(1, min(_BATCH_ROWS, bytes_max // (tokens * token_bytes)))
-    # Rows with erased tokens are served to who replaces them.
-    erased = (Redaction(0, 0, dataset.erased_list),) if dataset.erased_list else ()
-    order = orders.latest("random")
-    context_length = tokens - 1
-    stream = Stream.of_dataset(name, order, 0, context_length, redactions=erased)
-    request = Request(stream, Position(0, batch_rows), num_batches=1 << 30 if seconds else 1)
+    request = _request(described, name, num_batches=1 << 30 if seconds else 1)
+    batch_rows, context_length = request.position.batch_size, request.stream.context_length
     source = Servers(
         server.target,
         request,
@@ -141,6 +130,24 @@ def read_rows(
         median(connects) if connects else None,
         (time.process_time() - processor_began) / (time.monotonic() - seen[0][0]),
     )
+
+
+def _request(described: pb.DescribeResponse, name: str, *, num_batches: int) -> Request:
+    """Return a request for random windows of a dataset, of a length that the server takes.
+
+    described, name: are as for `read_rows`.  num_batches: says how many batches to ask for.
+    """
+    dataset = next(each for each in described.datasets if each.name == name)
+    tokens = dataset.row_tokens or min(_CONTEXT_LENGTH + 1, dataset.longest_file_tokens)
+    token_bytes, batch_rows = max(1, dataset.token_bytes), _BATCH_ROWS
+    if bytes_max := described.limits.batch_bytes_max:  # 0 is an unknown limit
+        if not dataset.row_tokens:
+            tokens = max(2, min(tokens, bytes_max // token_bytes))
+        batch_rows = max(1, min(_BATCH_ROWS, bytes_max // (tokens * token_bytes)))
+    # Rows with erased tokens are served to who replaces them.
+    erased = (Redaction(0, 0, dataset.erased_list),) if dataset.erased_list else ()
+    stream = Stream.of_dataset(name, orders.latest("random"), 0, tokens - 1, redactions=erased)
+    return Request(stream, Position(0, batch_rows), num_batches=num_batches)
 
 
 def slowness(server: str, load: Load, idle_seconds: float, needed: float) -> Finding:
