@@ -60,6 +60,16 @@ def frames(dataset: Dataset, first_sample: int, scheduler: FairScheduler | None 
     )
 
 
+class Closed(threading.Event):
+    """Whether files are closed, which a pause waits for; it notes that one has begun."""
+
+    has_waiter = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.has_waiter = True
+        return super().wait(timeout)
+
+
 def test_a_stream_that_retries_a_read_blocks_no_other_one(
     write_tokens: WriteTokens, storage: StorageOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +92,7 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
         right(extents, target)
 
     monkeypatch.setattr(store.files, "_read", read)
+    monkeypatch.setattr(store.files, "_closed", closed := Closed())
     monkeypatch.setattr(watched_bytes, "_PAUSES_SECONDS", (600.0,))
     assert frames(dataset, 0, scheduler) == 1
     assert not store.cold
@@ -96,6 +107,7 @@ def test_a_stream_that_retries_a_read_blocks_no_other_one(
     try:
         assert eventually(lambda: len(tries) == 2, 60.0)
         assert eventually(lambda: not scheduler._running, 60.0), "the slot is still held"
+        assert eventually(lambda: closed.has_waiter, 60.0), "or it would find the store closed"
         assert store.cold, "others wait for turns"
         other.start()
         other.join(60.0)
